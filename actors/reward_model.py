@@ -32,7 +32,9 @@ class Reading:
             model: Any = AutoConfig.from_pretrained(config.path, revision=config.revision)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{field}.path={config.path!r} does not load: {why_not_loaded(error)}") from error
+            raise ConfigError(
+                f"{field}.path={config.path!r} does not load: {why_not_loaded(error, path=config.path)}"
+            ) from error
         refuse_empty_tokenizer(self._tokenizer, path=config.path, field=f"{field}.path")
         if not any("ForSequenceClassification" in each for each in model.architectures or ()):
             raise ConfigError(

@@ -9,11 +9,17 @@ from typing import Any
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.hiding import hidden
+from cluster.contracts.settings import Mark, differences, flat
+from cluster.record.resume_rules import are_one_place, is_of_another_variant, mark_of
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from deploy.config import loading as configuration
+from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import flow
 from deploy.reports import run_info
+
+_RATING = ("environment", "episodes", "evaluation", "reward", "sampling")
+"""Beginnings of the settings that change a score of the same model."""
 
 
 def check(config: RunConfig, *, address: str | None = None) -> None:
@@ -59,6 +65,36 @@ def _forbid_other_weights(target: str, overrides: Sequence[str]) -> None:
                 f"override {hidden(override)!r} names other weights than those of {target!r}, which are evaluated; leave it out, or "
                 "use it with a run file"
             )
+
+
+def warnings(named: Mapping[str, RunConfig]) -> list[str]:
+    """A line for each target whose scores are not comparable with the first one's, with the settings that differ."""
+    first, *others = named
+    rated = {target: _rating(config) for target, config in named.items()}
+    lines: list[str] = []
+    for other in others:
+        found = differences(rated[first], rated[other])
+        if settings := [name for name, values in found.items() if not _is_the_same(name, values, found)]:
+            differ = ", ".join(settings)
+            lines.append(f"warning: the scores of {first} and {other} are not comparable: they differ in {differ}")
+    return lines
+
+
+def _is_the_same(name: str, values: tuple[Any, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a difference needs no word: one file in two spellings, or a parameter of a variant that differs itself."""
+    return are_one_place(*values) or is_of_another_variant(name, found)
+
+
+def _rating(config: RunConfig) -> dict[str, Any]:
+    """The settings that change the scores, by full name."""
+    run = config.model_dump(mode="json")
+    return {
+        name: value
+        for name, value in flat(spelled_out(run))
+        if name.startswith(_RATING)
+        and name != "evaluation.every_steps"
+        and (name.startswith("evaluation") or mark_of(name, run) is Mark.MATHEMATICS)
+    }
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:

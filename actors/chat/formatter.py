@@ -58,7 +58,9 @@ class ChatFormatter:
             config = AutoConfig.from_pretrained(model.path, **options)
             tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path={model.path!r} does not load: {why_not_loaded(error)}") from error
+            raise ConfigError(
+                f"model.path={model.path!r} does not load: {why_not_loaded(error, path=model.path)}"
+            ) from error
         refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template

@@ -1,5 +1,6 @@
 """Explain in one sentence why a model does not load."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,15 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def why_not_loaded(error: BaseException) -> str:
-    """One sentence by the type of the error's causes; for an unknown type, the first line of its message."""
+def why_not_loaded(error: BaseException, *, path: str) -> str:
+    """One sentence by the type of the error's causes; for an unknown type, the first line of its message. A path of one word is a folder's
+    rather than a hub name."""
+    is_absent = "/" not in path and not os.path.exists(path)
+    absent = f"; there is no folder {os.path.abspath(path)!r}" if is_absent else ""
+    return f"{_reason(error)}{absent}"
+
+
+def _reason(error: BaseException) -> str:
     behind = [*_causes(error)]
     for kind, reason in _REASONS:
         if any(isinstance(each, kind) for each in behind):

@@ -69,7 +69,8 @@ class RowPrompts:
             wanted = " or ".join(map(repr, self._columns))
             has = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
             raise DataError(
-                f"{self.path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
+                f"{self.path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME, as in "
+                "prompts.column=NAME"
             )
         where = {key: f"{self.path}, row {index}, column {key!r}" for key in row}
         columns = {key: _jsonable(value, where[key]) for key, value in row.items()}

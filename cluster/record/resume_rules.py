@@ -58,10 +58,10 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     return {
         name: values
         for name, values in found.items()
-        if not _is_of_another_variant(name, found)
+        if not is_of_another_variant(name, found)
         and not _may_change(name, theirs)
         and not _lets_long_prompts_pass(name, theirs, *values)
-        and not _are_one_place(*values)
+        and not are_one_place(*values)
         and not _is_shown_now(*values)
     }
 
@@ -105,7 +105,7 @@ def _lets_long_prompts_pass(name: str, theirs: Mapping[str, Any], was: Any, now:
     return name == "prompts.on_long_prompt" or (name == "prompts.max_prompt_tokens" and is_raised)
 
 
-def _are_one_place(was: Any, now: Any) -> bool:
+def are_one_place(was: Any, now: Any) -> bool:
     """Whether both are paths to the same file or folder, and it exists: `model` and `/home/me/model`. Files of equal rows are the same."""
     if (rows := without_folder(was)) is not None and rows == without_folder(now):
         return True
@@ -120,7 +120,7 @@ def _is_shown_now(was: Any, now: Any) -> bool:
     return was == HIDDEN and now is not None
 
 
-def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:
+def is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:
     """Whether it is a parameter of a variant whose `name` differs too."""
     variant = f"{name.rpartition('.')[0]}.name"
     return name != variant and variant in found

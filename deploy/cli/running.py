@@ -186,6 +186,8 @@ def evaluate(
                     evaluation.check(configs[-1], address=address)
             from deploy import launch
 
+            for warning in evaluation.warnings(dict(zip(named, configs, strict=True))):
+                typer.echo(warning, err=True)
             for target, config in zip(named, configs, strict=True):
                 with waiting(f"evaluates {target}"):
                     scores = launch.evaluate(config, address=address)

@@ -74,6 +74,7 @@ def check(
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)
+        problems.attempt(model.check_heads, config)
         problems.attempt(model.check_biased_tokens, config)
         problems.attempt(model.check_quantized_layers, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
@@ -144,6 +145,8 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     problems.attempt(settings.check_weights, config)
     objective = problems.attempt(settings.check_mathematics, config)
     formatter = _check_model(config, problems, is_local=is_local)
+    if formatter is not None:
+        problems.attempt(model.check_heads, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     # The engine proves its weights on a probe made of the first prompts.
     problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)

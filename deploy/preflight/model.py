@@ -17,6 +17,7 @@ from cluster.contracts.importing import importing
 from deploy.formatters import load_formatter
 from deploy.preflight.engine_memory import caches_latents, check_divisible
 from deploy.preflight.quantization import check_layers
+from learner.shape import head_size, sizes
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _ABSORBED = "kv_b_proj"
 """Layer of latent attention that makes keys and values of the latent."""
+HEADS_ON_CPUS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of heads that vLLM's attention on CPUs computes, from its CPUAttentionBackend, whose import takes seconds."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -148,6 +151,23 @@ def check_shares(config: RunConfig) -> None:
         from learner.model.policy import read_config
 
         check_divisible(read_config(config.model).get_text_config(), config.rollout.tensor_parallel_size)
+
+
+def check_heads(config: RunConfig) -> None:
+    """Raises ConfigError for a model whose heads vLLM's attention on CPUs cannot compute: an engine would end at its first tokens."""
+    if config.rollout.gpus_per_worker > 0:
+        return
+    from learner.model.policy import read_config
+
+    text = read_config(config.model).get_text_config()
+    # Latent attention has kernels of its own.
+    if not getattr(text, "num_attention_heads", None) or getattr(text, "kv_lora_rank", None):
+        return
+    if others := sorted((sizes(text, "head_dim") or {head_size(text)}).difference(HEADS_ON_CPUS)):
+        raise ConfigError(
+            f"model.path={config.model.path!r} has attention heads of size {others[0]}, and vLLM's attention on CPUs computes the sizes "
+            f"{', '.join(map(str, HEADS_ON_CPUS))}; use another model, or engines on GPUs with rollout.gpus_per_worker=1"
+        )
 
 
 def check_biased_tokens(config: RunConfig) -> None:

@@ -79,6 +79,8 @@ def of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
         if whole := sum(causes.values()):
             shares = {cause: seconds / whole for cause, seconds in causes.items()}
             busy = shares.pop("busy", 0.0)
+            if "restart" in shares:
+                shares["start or restart"] = shares.pop("restart")
             waits = sorted(shares.items(), key=lambda wait: -wait[1])
             yield OfActors(kind=kind.replace("_", " "), seconds=whole, busy=busy, waits=tuple(waits))
 

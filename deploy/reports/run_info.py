@@ -27,6 +27,7 @@ _MOST_REASONS = 5
 """Reasons for failed rewards that are shown."""
 _SHOWN = (
     "reward/mean",
+    "eval/reward",
     "eval/accuracy",
     "staleness/max",
     "speed/sampling_tokens_per_s",
@@ -65,9 +66,13 @@ def table(directory: RunDirectory) -> Table:
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """Prints a run's gains and where its files are."""
     print(f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained")
-    for name, first, last in (
-        ("reward", summary.reward_first, summary.reward_last),
-        ("held-out accuracy", summary.eval_first, summary.eval_last),
+    held_out = (summary.eval_reward_first, summary.eval_reward_last)
+    accuracy = (summary.eval_first, summary.eval_last)
+    for name, (first, last) in (
+        ("reward", (summary.reward_first, summary.reward_last)),
+        # Rewards of 0 and 1 have their accuracy as mean.
+        ("held-out reward", (None, None) if held_out == accuracy else held_out),
+        ("held-out accuracy", accuracy),
     ):
         if first is not None and last is not None:
             print(f"{name}: {first:.3f} -> {last:.3f}")
@@ -130,7 +135,7 @@ def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]
 
 
 def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
+    """Why rewards failed: the message of each kind and how often, the most frequent kind first. Of several messages the first is named."""
     return _counted(events, lambda kind: kind != PART_LEFT)
 
 
@@ -141,12 +146,17 @@ def left_parts(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
 
 def _counted(events: Sequence[Mapping[str, Any]], is_asked_for: Callable[[str], bool]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
-    messages: dict[str, str] = {}
+    messages: dict[str, dict[str, None]] = {}
     for failure in (failure for event in events for failure in event.get("failures", ())):
         if is_asked_for(failure["kind"]):
             counts[failure["kind"]] += failure["count"]
-            messages.setdefault(failure["kind"], failure["message"])
-    return [(messages[kind], count) for kind, count in counts.most_common()]
+            messages.setdefault(failure["kind"], {})[failure["message"]] = None
+    return [(_as_one(kind, list(messages[kind])), count) for kind, count in counts.most_common()]
+
+
+def _as_one(kind: str, messages: Sequence[str]) -> str:
+    first = messages[0]
+    return first if len(messages) == 1 else f"{kind}, first: {first.removeprefix(f'{kind}: ')}"
 
 
 def _end(events: Sequence[Mapping[str, Any]]) -> str:

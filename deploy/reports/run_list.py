@@ -28,7 +28,7 @@ _MOST_BYTES = 4 << 20
 _MOST_BYTES_SEARCHED = 64 << 20
 """Bytes searched for the last evaluation, which may be thousands of steps old."""
 _NUM_THREADS = 8
-_ACCURACY = "eval/accuracy"
+_HELD_OUT = "eval/reward"
 _STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
 
 
@@ -42,7 +42,7 @@ class Listed:
     step: int | None = None
     num_steps: int | None = None
     reward: float | None = None
-    held_out_accuracy: float | None = None
+    held_out_reward: float | None = None
     sampling_tokens_per_s: float | None = None
     age_s: float | None = None
     """Seconds since it last wrote a step or an event."""
@@ -132,7 +132,7 @@ def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
         step=last.get("policy_version", 0),
         num_steps=num_steps,
         reward=last.get("reward/mean"),
-        held_out_accuracy=last.get(_ACCURACY) if _ACCURACY in last else _earlier_accuracy(directory),
+        held_out_reward=last.get(_HELD_OUT) if _HELD_OUT in last else _earlier_held_out(directory),
         sampling_tokens_per_s=last.get("speed/sampling_tokens_per_s"),
         age_s=max(now - max(times), 0.0) if times else None,
         reason=reason,
@@ -166,13 +166,13 @@ def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
     return _parsed(name, _end_of(directory, name, most_bytes=_MOST_BYTES))
 
 
-def _earlier_accuracy(directory: RunDirectory) -> float | None:
-    """The last held-out accuracy before the lines that `_last_lines` returns."""
+def _earlier_held_out(directory: RunDirectory) -> float | None:
+    """The last held-out reward before the lines that `_last_lines` returns."""
     if not directory.is_local or (directory.size_bytes(METRICS) or 0) <= _MOST_BYTES:
         return None
     lines = _end_of(directory, METRICS, most_bytes=_MOST_BYTES_SEARCHED)
-    found = _parsed(METRICS, [line for line in lines if f'"{_ACCURACY}"'.encode() in line])
-    return next((line[_ACCURACY] for line in reversed(found) if line.get(_ACCURACY) is not None), None)
+    found = _parsed(METRICS, [line for line in lines if f'"{_HELD_OUT}"'.encode() in line])
+    return next((line[_HELD_OUT] for line in reversed(found) if line.get(_HELD_OUT) is not None), None)
 
 
 def _end_of(directory: RunDirectory, name: str, *, most_bytes: int) -> list[bytes]:
@@ -205,7 +205,7 @@ def table(runs: Sequence[Listed]) -> Table:
             Text(run.state, style=_STYLES.get(run.state, "")),
             "" if run.step is None else f"{run.step} of {run.num_steps}",
             _number(run.reward, ".3f"),
-            _number(run.held_out_accuracy, ".3f"),
+            _number(run.held_out_reward, ".3f"),
             _number(run.sampling_tokens_per_s, ",.0f"),
             "" if run.age_s is None else f"{_age(run.age_s)} ago",
         )

@@ -8,7 +8,7 @@ from cluster.contracts.types import mean_of
 from cluster.record.run_directory import EVENTS, SUMMARY, RunDirectory
 from cluster.sinks.jsonl import read_lines
 
-_NUMBERS = ("time", "time/step_s", "reward/mean", "eval/accuracy", "tokens/sampled", "tokens/trained")
+_NUMBERS = ("time", "time/step_s", "reward/mean", "eval/accuracy", "eval/reward", "tokens/sampled", "tokens/trained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,9 @@ class Summary:
     """Held-out accuracy before the first step."""
     eval_last: float | None
     """Held-out accuracy of the last evaluation after a step."""
+    eval_reward_first: float | None
+    """Mean held-out reward, of the same evaluations."""
+    eval_reward_last: float | None
     sampled_tokens: int
     """Tokens of the groups that steps consumed; those of dropped groups are not counted."""
     trained_tokens: int
@@ -48,7 +51,9 @@ def summary_of(run_dir: RunDirectory, lines: Sequence[Mapping[str, Any]] | None 
     steps = {version: numbers for version, numbers in metrics.items() if version > 0}
     rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
     window = max(min(5, len(rewards) // 2), 1)
-    evaluations = [numbers["eval/accuracy"] for numbers in steps.values() if "eval/accuracy" in numbers]
+    accuracies, held_out = (
+        [numbers[name] for numbers in steps.values() if name in numbers] for name in ("eval/accuracy", "eval/reward")
+    )
     launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if "started_at" in event]
     stepped = [numbers["time"] for numbers in steps.values()]
     before = [started_at for started_at in launched if stepped and started_at <= stepped[0]]
@@ -58,7 +63,9 @@ def summary_of(run_dir: RunDirectory, lines: Sequence[Mapping[str, Any]] | None 
         reward_first=_mean(rewards[:window]),
         reward_last=_mean(rewards[window:][-window:]),
         eval_first=metrics.get(0, {}).get("eval/accuracy"),
-        eval_last=evaluations[-1] if evaluations else None,
+        eval_last=accuracies[-1] if accuracies else None,
+        eval_reward_first=metrics.get(0, {}).get("eval/reward"),
+        eval_reward_last=held_out[-1] if held_out else None,
         sampled_tokens=int(sum(numbers.get("tokens/sampled", 0.0) for numbers in steps.values())),
         trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),
         seconds_to_first_step=stepped[0] - before[-1] if before else None,

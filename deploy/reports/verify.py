@@ -37,7 +37,9 @@ class Verdict:
             f"; the trajectories of steps 1 to {self.num_pruned_steps} were removed" if self.num_pruned_steps else ""
         )
         number = len(self.problems)
-        return f"{counts}{pruned}: {'clean' if number == 0 else '1 problem' if number == 1 else f'{number} problems'}"
+        is_recorded = self.num_steps or self.num_checkpoints
+        clean = "clean" if is_recorded else "nothing is recorded yet"
+        return f"{counts}{pruned}: {clean if number == 0 else '1 problem' if number == 1 else f'{number} problems'}"
 
 
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:

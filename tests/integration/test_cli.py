@@ -59,7 +59,11 @@ MISTAKES = [
         "prompts='file': path='/no/such.jsonl' cannot be read",
         "name a file that is there",
     ),
-    ("prompts.column=question", "row 0: no 'question'", "name the prompt's column with column: NAME"),
+    (
+        "prompts.column=question",
+        "row 0: no 'question'",
+        "name the prompt's column with column: NAME, as in prompts.column=NAME",
+    ),
     ("prompts.path=EMPTY", "prompts='file': path='EMPTY' has no rows", "give one with at least one prompt"),
     ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'", "it takes: path, column"),
     ("prompts.path=LONG", "prompt 'file/long.jsonl/1' has 402 tokens", "shorten or drop the prompt"),

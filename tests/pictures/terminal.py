@@ -65,7 +65,7 @@ def example() -> Standing:
     standing.event({"kind": "launched", "time": _BEGAN})
     for version in range(_DONE + 1):
         reward = 0.79 - 0.4 * math.exp(-version / 15) - 0.01 * math.sin(version)
-        evaluated = {"eval/accuracy": reward + 0.02} if version % 10 == 0 else {}
+        evaluated = {"eval/reward": reward + 0.02} if version % 10 == 0 else {}
         rewarded = {**_NUMBERS, "reward/mean": reward} if version else {}
         standing.step(version, {**rewarded, **evaluated}, at=_BEGAN + _SECONDS * version)
     clock[0] = _BEGAN + _SECONDS * _DONE + 1

@@ -168,9 +168,13 @@ def _grid(rows: Sequence[Row]) -> Table:
 def _learning(standing: Standing, blocks: str) -> Iterator[Row]:
     """Rows about learning."""
     yield "reward", _course(standing.rewards, standing, blocks, style="bold green")
-    if standing.accuracies:
-        yield "held-out", _course(standing.accuracies, standing, blocks, style="bold cyan")
     numbers = standing.numbers
+    if standing.held_out_rewards:
+        held_out = _course(standing.held_out_rewards, standing, blocks, style="bold cyan")
+        succeed = f"{numbers.get('eval/accuracy', math.nan):.3f}"
+        if succeed not in ("nan", f"{standing.held_out_rewards[-1][1]:.3f}"):
+            held_out.append(f"  {succeed} succeed", style="dim")
+        yield "held-out", held_out
     kl = (("learner/kl_reference_k3_mean", "the reference"), ("learner/kl_old_k3_mean", "the old policy"))
     if found := next(((numbers[name], whom) for name, whom in kl if name in numbers), None):
         yield "KL", Text.assemble((f"{found[0]:.4f}", "bold"), (f" nats to {found[1]}", "dim"))

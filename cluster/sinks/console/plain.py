@@ -15,16 +15,20 @@ _SHOWN = (
     ("sampling", "speed/sampling_tokens_per_s", "{:,.0f} tok/s"),
     ("learning", "speed/learning_tokens_per_s", "{:,.0f} tok/s"),
     ("staleness", "staleness/max", "{:.0f}"),
-    ("eval", "eval/accuracy", "{:.3f}"),
+    ("eval", "eval/reward", "{:.3f}"),
+    ("succeed", "eval/accuracy", "{:.3f}"),
 )
 """Label, metric and format."""
 
 
 def line_of(metrics: Mapping[str, float]) -> str:
-    """The numbers of a step: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`. Of two KLs, only that to the reference."""
+    """The numbers of a step: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`. Of two KLs, only that to the reference. The
+    share that succeeds is left out where rewards of 0 and 1 make it the mean reward."""
     shown = {label: form.format(metrics[name]) for label, name, form in _SHOWN if name in metrics}
     if "KL to reference" in shown:
         shown.pop("KL to old policy", None)
+    if shown.get("succeed") == shown.get("eval"):
+        shown.pop("succeed", None)
     return "  ".join(f"{label} {value}" for label, value in shown.items())
 
 

@@ -90,7 +90,7 @@ class Standing:
         self.numbers: dict[str, float] = {}
         """The last known value of each metric: not every step has all."""
         self.rewards: list[tuple[int, float]] = []
-        self.accuracies: list[tuple[int, float]] = []
+        self.held_out_rewards: list[tuple[int, float]] = []
         self.pace = Pace()
         self.told: deque[Told] = deque(maxlen=_MOST_TOLD)
         self.actors: tuple[Doing, ...] = ()
@@ -116,7 +116,7 @@ class Standing:
             self.pace.step(version, at, is_sampled=is_sampled)
             self.phase = "running" if self.phase == "starting" else self.phase
         _put(self.rewards, version, metrics.get("reward/mean"))
-        _put(self.accuracies, version, metrics.get("eval/accuracy"))
+        _put(self.held_out_rewards, version, metrics.get("eval/reward"))
         if "rollout/num_wanted" in metrics:
             self.num_wanted = int(metrics["rollout/num_wanted"])
 

@@ -231,11 +231,13 @@ def test_a_path_with_an_equals_sign_is_evaluated_and_not_taken_for_an_override(t
 
     monkeypatch.setattr(evaluation, "configured", configured)
     monkeypatch.setattr(evaluation, "check", lambda *_, **__: None)
+    monkeypatch.setattr(evaluation, "warnings", lambda named: [f"warning: {' and '.join(named)} differ"])
     monkeypatch.setattr(launch, "evaluate", lambda *_, **__: {})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=1e-4").mkdir()
     override = "evaluation.prompts={name: file, path: a/b}"
     done = CliRunner().invoke(app, ["eval", "runs/lr=1e-4", "lr=1e-4", override])
     assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines().count("warning: runs/lr=1e-4 and lr=1e-4 differ") == 1
     assert asked == [("runs/lr=1e-4", [override]), ("lr=1e-4", [override])]
     assert CliRunner().invoke(app, ["eval", override]).exit_code == 2

@@ -16,7 +16,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
-from deploy.evaluation import configured, print_scores
+from deploy.evaluation import configured, print_scores, warnings
 from deploy.preflight.model import check_folder
 from deploy.replay import replay
 from deploy.reports.verify import verify
@@ -255,3 +255,30 @@ def test_a_checkpoint_is_not_evaluated_as_another_model(run: Path, evaluated: li
 def test_numbers_of_prompts_are_printed_in_full(capsys: pytest.CaptureFixture[str]):
     print_scores("a", {"eval/num_prompts": 12345.0, "eval/accuracy": 0.123456, "eval/reward_stderr": float("nan")})
     assert capsys.readouterr().out == "a: eval/accuracy 0.1235  eval/num_prompts 12345  eval/reward_stderr nan\n"
+
+
+def rated(**sections: dict[str, object]) -> RunConfig:
+    return validated({"model": {"path": "none"}, "prompts": "file", "evaluation": {"prompts": "file"}} | sections)
+
+
+def test_scores_of_two_judges_come_with_a_warning_that_names_the_settings():
+    """Seen before: a run's scores, by a judge given on the command line, stood next to those of the run file's judge without a word."""
+    started, trained = rated(), rated(reward={"judge": "mine:short"}, sampling={"top_k": 5})
+    assert warnings({"run.yaml": started, "runs/a": trained, "runs/b": started}) == [
+        "warning: the scores of run.yaml and runs/a are not comparable: they differ in reward.judge.name, sampling.top_k"
+    ]
+
+
+def test_settings_that_change_no_score_bring_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "held_out.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    source = {"name": "file", "column": "q"}
+    started = rated(
+        evaluation={"prompts": {**source, "path": "./held_out.jsonl"}, "every_steps": 2}, reward={"num_services": 2}
+    )
+    trained = rated(
+        evaluation={"prompts": {**source, "path": str(tmp_path / "held_out.jsonl")}},
+        reward={"timeout_s": 5.0},
+        optimizer={"learning_rate": 1e-3},
+    )
+    assert warnings({"run.yaml": started, "runs/a": trained}) == []

@@ -174,7 +174,7 @@ def test_a_url_that_cannot_be_read_says_why():
     [
         (
             '{"prompt": "a"}\n{"question": "b"}\n',
-            r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*column: NAME",
+            r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*prompts\.column=NAME",
         ),
         ('{"prompt": "a"}\nnot json\n', r"prompts.jsonl, line 2: not JSON"),
         ('{"prompt": "a"}\n\n{"prompt": "b", "prompt": "c"}\n', r"prompts.jsonl, line 3: 'prompt' is given twice"),

@@ -31,7 +31,7 @@ def test_what_actors_told_is_summed_by_kind_and_cause():
     spent = costs([{**step(1), **told, **hours}, {**step(2), **hours, "cost/rollout_worker/busy_s": 2.0}], [])
     (workers,) = spent.of_actors
     assert (workers.kind, workers.seconds, workers.busy) == ("rollout worker", 8.0, 0.625)
-    assert workers.waits == (("restart", 0.25), ("learner", 0.125))
+    assert workers.waits == (("start or restart", 0.25), ("learner", 0.125))
     assert (spent.gpu_hours, spent.idle_gpu_hours) == (1.0, 0.5)
 
 

@@ -10,7 +10,8 @@ from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, VERD
 from deploy.config.loading import resolved_yaml, validated
 from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
-from deploy.reports.run_info import config_of, passport_differences, table
+from deploy.reports.run_info import config_of, passport_differences, print_summary, table
+from deploy.reports.summary import summarize
 from tests.fakes import run_config
 from tests.unit.deploy.viewer.run_files import release_when_read
 
@@ -69,13 +70,14 @@ def test_a_damaged_run_is_named_by_its_file(directory, content, why):
 
 
 def test_a_run_tells_what_its_actors_time_went_to(directory):
-    for version, (busy, learner) in enumerate([(1800.0, 0.0), (900.0, 900.0)], start=1):
-        spent = {"cost/rollout_worker/busy_s": busy, "cost/rollout_worker/learner_s": learner}
+    for version, (busy, learner, restart) in enumerate([(1800.0, 0.0, 0.0), (900.0, 540.0, 360.0)], start=1):
+        spent = {"busy_s": busy, "learner_s": learner, "restart_s": restart}
+        spent = {f"cost/rollout_worker/{cause}": seconds for cause, seconds in spent.items()}
         gpus = {"cost/gpu_hours": 0.5, "cost/idle_gpu_hours": learner / 3600}
         directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **spent, **gpus})
     rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
-    assert "time of rollout worker 1:00:00: busy 75%, waits for learner 25%" in rows
-    assert "idle GPU-hours 0.25 of 1" in rows
+    assert "time of rollout worker 1:00:00: busy 75%, waits for learner 15%, start or restart 10%" in rows
+    assert "idle GPU-hours 0.15 of 1" in rows
 
 
 def test_only_whole_checkpoints_are_listed(directory, tmp_path):
@@ -153,7 +155,9 @@ def test_why_rewards_failed_is_told_with_counts(directory):
     )
     text = shown(directory)
     assert (
-        "8 times KeyError: 'anser'" in text and "without a part" not in text and "1 times no reward within 30 s" in text
+        "8 times KeyError, first: 'anser'" in text
+        and "without a part" not in text
+        and "1 times no reward within 30 s" in text
     )
 
 
@@ -181,3 +185,14 @@ def test_a_moved_run_finds_the_rows_that_a_script_gave_in_its_own_directory(tmp_
     (tmp_path / rows).write_text('{"prompt": "1+1="}\n')
     assert config_of(directory).prompts.params["path"] == str(tmp_path / rows)
     assert config_of(directory, ["prompts.path=own.jsonl"]).prompts.params["path"] == "own.jsonl"
+
+
+@pytest.mark.parametrize(("reward", "lines"), [(0.9, 2), (0.0, 1)])
+def test_the_last_lines_have_the_held_out_reward_where_it_is_not_the_accuracy(directory, capsys, reward, lines):
+    """Seen before: a judge whose best reward is 0.9 ended with `held-out accuracy: 0.000 -> 0.000` alone."""
+    for version, held_out in ((0, 0.0), (1, reward)):
+        evaluated = {"eval/reward": held_out, "eval/accuracy": 0.0}
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **evaluated})
+    print_summary(directory, summarize(directory))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
+    assert said == ["held-out reward: 0.000 -> 0.900", "held-out accuracy: 0.000 -> 0.000"][-lines:]

@@ -24,7 +24,7 @@ YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "fil
 def made(folder, *events: dict, step: int = 7) -> RunDirectory:
     directory = RunDirectory(str(folder))
     directory.claim(YAML)
-    directory.append_json(METRICS, {"policy_version": 4, "time": 5.0, "reward/mean": 0.25, "eval/accuracy": 0.75})
+    directory.append_json(METRICS, {"policy_version": 4, "time": 5.0, "reward/mean": 0.25, "eval/reward": 0.75})
     directory.append_json(
         METRICS, {"policy_version": step, "time": 9.0, "reward/mean": 0.5, "speed/sampling_tokens_per_s": 3412.0}
     )
@@ -43,7 +43,7 @@ def test_a_run_is_one_line_of_its_last_numbers(tmp_path):
         step=7,
         num_steps=40,
         reward=0.5,
-        held_out_accuracy=0.75,
+        held_out_reward=0.75,
         sampling_tokens_per_s=3412.0,
         age_s=990.0,
     )
@@ -78,7 +78,7 @@ def test_an_evaluation_thousands_of_steps_ago_is_listed(tmp_path, monkeypatch):
         directory.append_json(METRICS, {"policy_version": step, "time": 9.0, "reward/mean": 0.5})
     monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
     (found,) = listed([str(tmp_path / "a")], now=NOW)
-    assert (found.step, found.reward, found.held_out_accuracy) == (29, 0.5, 0.75)
+    assert (found.step, found.reward, found.held_out_reward) == (29, 0.5, 0.75)
 
 
 def test_a_run_with_a_living_driver_runs(tmp_path):

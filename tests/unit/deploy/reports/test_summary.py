@@ -37,7 +37,7 @@ def test_rewards_as_large_as_a_float_can_be_have_a_mean(tmp_path):
 def test_a_summary_is_of_all_logged_steps(tmp_path):
     """The run logs its numbers from step 3 on. Step 4 was learned again, and its time is not known."""
     directory = RunDirectory(str(tmp_path))
-    directory.append_json(METRICS, {"policy_version": 0, "time": 0.0, "eval/accuracy": 0.25, "tokens/sampled": 0.0})
+    directory.append_json(METRICS, {"policy_version": 0, "time": 0.0, "eval/accuracy": 0.25, "eval/reward": 0.5})
     for version, step_s, accuracy in ((3, 2.0, 0.5), (4, None, None), (5, 4.0, 0.75)):
         numbers = {"tokens/sampled": 10.0 * version, "tokens/trained": 1.0 * version, "time/step_s": step_s}
         directory.append_json(METRICS, {"policy_version": version, "time": 9.0, "eval/accuracy": accuracy, **numbers})
@@ -48,6 +48,8 @@ def test_a_summary_is_of_all_logged_steps(tmp_path):
         reward_last=None,
         eval_first=0.25,
         eval_last=0.75,
+        eval_reward_first=0.5,
+        eval_reward_last=None,
         sampled_tokens=120,
         trained_tokens=12,
         seconds_to_first_step=None,

@@ -39,6 +39,13 @@ def test_a_run_without_metrics_is_clean(directory):
     assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (3, 3, 3, 9)
 
 
+def test_a_folder_in_which_nothing_is_recorded_is_not_called_clean(directory, tmp_path):
+    """Seen before: so was a project's folder, for its run.yaml."""
+    nothing = "0 steps, 0 groups, 0 trajectories, 0 tokens, 0 checkpoints: nothing is recorded yet"
+    assert str(verify(RunDirectory(str(tmp_path / "other")), CONFIG)) == nothing
+    assert str(verify(directory, CONFIG)).endswith("9 tokens, 0 checkpoints: clean")
+
+
 @pytest.mark.parametrize(("logged", "problems"), [((0, 1, 2), 0), ((2, 3), 0), ((0, 2, 3), 0), ((0, 1, 3), 1)])
 def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
     for version in logged:

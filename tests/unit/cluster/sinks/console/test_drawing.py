@@ -28,7 +28,7 @@ def standing_after(num_steps: int, *, of: int = 80, waited_s: float = 0.5) -> St
     clock = [BEGAN]
     standing = Standing(title="runs/quickstart", num_steps=of, max_off_policy_steps=2, now=lambda: clock[0])
     standing.event({"kind": "launched", "time": BEGAN})
-    standing.step(0, {"eval/accuracy": 0.25}, at=BEGAN)
+    standing.step(0, {"eval/reward": 0.25}, at=BEGAN)
     for version in range(1, num_steps + 1):
         standing.step(version, {**NUMBERS, "reward/mean": version / of}, at=BEGAN + 2.0 * version)
     clock[0] = BEGAN + 2.0 * num_steps + waited_s
@@ -42,6 +42,13 @@ def drawn(standing: Standing, *, width: int = 100, height: int = 40, encoding: s
     )
     out.flush()
     return out.buffer.getvalue().decode(encoding)
+
+
+def test_the_share_that_succeeds_stands_beside_a_held_out_reward_that_differs():
+    standing = standing_after(4)
+    standing.step(5, {"reward/mean": 0.5, "eval/reward": 0.9, "eval/accuracy": 0.0}, at=BEGAN + 10.0)
+    (line,) = [line for line in drawn(standing).splitlines() if "held-out" in line]
+    assert "held-out   0.900  " in line and "from 0.250  0.000 succeed" in line
 
 
 def test_it_says_how_far_how_long_still_and_what_the_model_learns():
@@ -113,7 +120,7 @@ def test_a_run_that_begins_says_what_it_waits_for_and_who_is_not_up():
     standing.event({"kind": "started", "time": BEGAN + 15})
     standing.event({"kind": "evaluating", "time": BEGAN + 15, "num_prompts": 64})
     assert "step 1 for 0:05: 64 held-out prompts are evaluated" in drawn(standing)
-    standing.step(0, {"eval/accuracy": 0.5}, at=BEGAN + 18)
+    standing.step(0, {"eval/reward": 0.5}, at=BEGAN + 18)
     assert "step 1 for 0:05 " in drawn(standing)
 
 

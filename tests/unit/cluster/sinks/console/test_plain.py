@@ -11,7 +11,7 @@ from cluster.sinks.console.plain import PlainLines, Warnings, line_of
 def test_without_a_terminal_a_step_is_a_line():
     out, clock = io.StringIO(), [0.0]
     sink = PlainLines(4, stream=out, now=lambda: clock[0])
-    sink.step(0, {"eval/accuracy": 0.5})
+    sink.step(0, {"eval/reward": 0.5, "eval/accuracy": 0.5})
     for version in (1, 2, 3):
         clock[0] += 2.0
         sink.step(version, {"reward/mean": 0.5, "speed/sampling_tokens_per_s": 3412.0, "time/step_s": 2.0})
@@ -73,12 +73,17 @@ def test_the_line_shows_what_is_there_and_which_kl_it_is():
     assert line_of({"learner/kl_old_k3_mean": 0.5}) == "KL to old policy 0.5000"
 
 
+def test_the_share_that_succeeds_is_shown_beside_a_held_out_reward_that_differs():
+    """Seen before: a judge whose best reward is 0.9 had `eval 0.000` on every line."""
+    assert line_of({"eval/reward": 0.9, "eval/accuracy": 0.0}) == "eval 0.900  succeed 0.000"
+
+
 def test_the_start_is_told_until_the_first_step_and_prints_as_they_come():
     out = io.StringIO()
     sink = PlainLines(4, stream=out)
     sink.event({"kind": "connecting", "address": None})
     sink.event({"kind": "evaluating", "num_prompts": 64})
-    sink.step(0, {"eval/accuracy": 0.5})
+    sink.step(0, {"eval/reward": 0.5, "eval/accuracy": 0.5})
     sink.event({"kind": "evaluating", "num_prompts": 64})
     sink.event({"kind": "printed", "actor": "reward", "lines": ["7 of 9"], "num_more": 0})
     PlainLines(0, stream=out).event({"kind": "connecting", "address": None})  # an evaluation
