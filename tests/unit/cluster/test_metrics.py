@@ -137,7 +137,7 @@ async def test_a_disk_that_takes_no_numbers_for_a_while_gets_them_later(director
         (2, 2.0),
         (3, 3.0),
     ]
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "treadwheel: disk full; lines wait until they can be written\n"
 
 
 def test_events_know_when_who_and_which_version(directory):

@@ -43,8 +43,11 @@ REQUIRED = {
     "advantage_clip": {"low": -0.5, "high": 0.5},
     "column_weights": {"column": "difficulty"},
 }
-BESIDE = {"max_rl": {"reward_shaping": ({"name": "reward_scale", "factor": 1.0, "offset": 10.0},)}}
-"""What an advantage wants of the rest: this one takes no rewards below 0."""
+BESIDE = {
+    "max_rl": {"reward_shaping": ({"name": "reward_scale", "factor": 1.0, "offset": 10.0},)},
+    "none": {"corrections": (), "proximal": "rollout"},
+}
+"""What an advantage wants of the rest: one takes no rewards below 0, and without any there is nothing to correct."""
 EVERY = [
     *({"policy_loss": name} for name in LOSSES),
     *({"advantage": name} | BESIDE.get(name, {}) for name in ADVANTAGES),
@@ -149,7 +152,7 @@ WITHOUT_BASELINE = ("token_rewards", "gdpo", "gae", "cumulative_returns", "raw_r
 def test_equal_rewards_give_exactly_no_advantage(advantage):
     equal = case(4)
     batch = dataclasses.replace(equal.batch, rewards_N=torch.full_like(equal.batch.rewards_N, 0.7).float())
-    prepared = objective(advantage=advantage).prepare(batch)
+    prepared = objective(advantage=advantage, **BESIDE.get(advantage, {})).prepare(batch)
     assert (prepared.advantages_NT == 0).all()
 
 
