@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,7 +30,8 @@ async def run_program(
         file.write(stdin)
         file.seek(0)
         watched, held = os.pipe()
-        stack.callback(os.close, held)  # it also closes if this process is killed; then the keeper kills the group
+        # The keeper kills the group when this end is closed, also because this process was killed.
+        keeping = stack.enter_context(os.fdopen(held, "wb", 0))
         with contextlib.ExitStack() as started:
             started.callback(os.close, watched)
             stdout = started.enter_context(await stack.enter_async_context(_heard(on_stdout)))
@@ -49,8 +49,7 @@ async def run_program(
         try:
             return await process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            keeping.close()
             await process.wait()
 
 
