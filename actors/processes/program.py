@@ -14,6 +14,9 @@ _MAX_LINE_BYTES = 1024**2
 _DRAIN_S = 5.0
 """How long to read on after the group is killed: only a process that left the group can still hold the pipe."""
 
+_KEEPER_S = 10.0
+"""Deadline for the keeper to kill the group."""
+
 Hear = Callable[[bytes], None]
 
 
@@ -50,7 +53,12 @@ async def run_program(
             return await process.wait()
         finally:
             keeping.close()
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEPER_S):
+                    await process.wait()
+            if process.returncode is None:  # the program has stopped its keeper
+                process.kill()
+                await process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from actors.processes import program, tied
 from actors.processes.program import run_program
-from tests.unit.actors.environments.test_failures import until
+from tests.unit.actors.environments.test_failures import is_gone, until
 
 WITHOUT_AN_INIT = """
 import asyncio, ctypes, os, subprocess, sys
@@ -79,6 +79,20 @@ async def test_a_program_that_ignores_sigterm_ends_with_its_task():
     running.cancel()
     ended, _ = await asyncio.wait([running], timeout=10.0)
     assert ended
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+async def test_a_program_that_stops_its_keeper_ends_with_its_task_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(program, "_KEEPER_S", 0.5)
+    lines = list[bytes]()
+    script = "kill -STOP $PPID; echo $$; exec sleep 600"
+    how = {"env": dict(os.environ), "cwd": None, "stdin": b"", "on_stdout": lines.append, "on_stderr": lines.append}
+    running = asyncio.create_task(run_program(["sh", "-c", script], **how))
+    await until(lambda: len(lines) == 1)
+    running.cancel()
+    ended, _ = await asyncio.wait([running], timeout=10.0)
+    assert ended
+    await until(lambda: is_gone(int(lines[0])))
 
 
 async def test_a_process_that_left_the_group_does_not_hold_the_episode_for_long(monkeypatch: pytest.MonkeyPatch):
