@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,6 +13,9 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _MAX_LINE_BYTES = 1024**2
 _DRAIN_S = 5.0
 """How long to read on after the group is killed: only a process that left the group can still hold the pipe."""
+
+_KEEPER_S = 10.0
+"""Deadline for the keeper to kill the group."""
 
 Hear = Callable[[bytes], None]
 
@@ -31,7 +33,8 @@ async def run_program(
         file.write(stdin)
         file.seek(0)
         watched, held = os.pipe()
-        stack.callback(os.close, held)  # it also closes if this process is killed; then the keeper kills the group
+        # The keeper kills the group when this end is closed, also because this process was killed.
+        keeping = stack.enter_context(os.fdopen(held, "wb", 0))
         with contextlib.ExitStack() as started:
             started.callback(os.close, watched)
             stdout = started.enter_context(await stack.enter_async_context(_heard(on_stdout)))
@@ -49,9 +52,13 @@ async def run_program(
         try:
             return await process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            keeping.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEPER_S):
+                    await process.wait()
+            if process.returncode is None:  # the program has stopped its keeper
+                process.kill()
+                await process.wait()
 
 
 @contextlib.asynccontextmanager

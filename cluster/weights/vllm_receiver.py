@@ -13,6 +13,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
@@ -70,11 +71,11 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
         self._repair_tied_head = update_info.repair_tied_head
         model: Any = self.model
         tensors = update_info.tensors
-        if not isinstance(tensors, Incoming):
-            model.load_weights(iter(tensors))
-            return
         place = self.parallel_config.rank
         try:
+            if not isinstance(tensors, Incoming):
+                model.load_weights(iter(tensors))
+                return
             # vLLM may set NCCL variables for its own processes. The learner does not have them.
             with unpinned_nccl_env():
                 model.load_weights(self._receiver.tensors(tensors, place=place, device=self.device))
@@ -82,6 +83,9 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
             # Not raised: the update must still be finished, or the next one would continue with half of this one's layers. And an error
             # of one process would leave the others' answers unread, which vLLM's next call would take for its own.
             self.failures = (error,)
+        except Exception:
+            self._drop_half_loaded()
+            raise
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -90,6 +94,13 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
     def shutdown(self) -> None:
         self._receiver.leave()
+
+    def _drop_half_loaded(self) -> None:
+        # vLLM ends a refused update without finishing it: the next one would continue with the tensors that this one could not load.
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            info.load_numel, info.loaded_weights = 0, []
+        finalize_layerwise_reload(self.model, self.model_config)
 
     def _forget_kernels_of_experts(self) -> None:
         # On CPUs vLLM packs experts once, when it makes their kernel: it would read later weights as packed, which they are not.

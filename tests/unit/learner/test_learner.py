@@ -747,6 +747,22 @@ def test_a_rank_on_a_machine_of_its_own_keeps_nothing_of_a_save_that_failed(mode
     assert list(first_says) == [] and list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_lost_contact_in_a_save_leaves_the_files_of_all_ranks(model_path: Path, tmp_path: Path):
+    def texts(own: str) -> list[str]:
+        if not first_says:
+            raise RuntimeError("Connection closed by peer")
+        return [first_says.pop(0), own]
+
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": False}))
+    first_says = ["save-id", "", "", "", "", "{}"]
+    learner._saver._ranks = SimpleNamespace(rank=1, size=2)
+    learner._saver._beside = SimpleNamespace(texts=texts)
+    (aside := tmp_path / ".step-000001.save-id.saving").mkdir()  # the first rank's
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        learner.save(str(tmp_path / "step-000001"), {})
+    assert [file.name for file in aside.iterdir()] == ["state-00001-of-00002.safetensors"]
+
+
 def test_every_rank_restores_the_checkpoint_that_the_first_one_found(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

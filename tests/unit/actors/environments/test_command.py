@@ -170,7 +170,7 @@ async def test_a_program_that_forks_and_sleeps_is_gone_after_a_cancel(tmp_path):
         episode = asyncio.create_task(host.run(task(), Silent()))
         await until(lambda: has_text(file))
         group = int(file.read_text())
-        await until(lambda: len(in_group(group)) == 4)  # three of its own, and the one that waits for the host's end
+        await until(lambda: len(in_group(group)) == 3)
         episode.cancel()
         with pytest.raises(asyncio.CancelledError):
             await episode

@@ -14,6 +14,7 @@ from mcp import MCPError, types
 from actors.environments.host.ends import raised
 from actors.environments.host.main import find_environment
 from actors.environments.mcp_tools import mcp_session, mcp_tools
+from actors.processes import tied
 from cluster.contracts.episodes import Asked, Said
 from cluster.contracts.errors import ConfigError, DataError, ToolError
 from cluster.contracts.plugins import Plugin
@@ -42,11 +43,16 @@ def http_server(**environment: str):
 
 
 def servers(*statuses: str) -> list[psutil.Process]:
-    """Those below this process; with `statuses` those that have one of them."""
+    """Those below this process, without their wrappers; with `statuses` those that have one of them."""
     found = []
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if SERVER[2] in each.cmdline() and each.status() in (statuses or (each.status(),)):
+            command = each.cmdline()
+            if (
+                SERVER[2] in command
+                and tied.__file__ not in command
+                and each.status() in (statuses or (each.status(),))
+            ):
                 found.append(each)
     return found
 
@@ -117,7 +123,7 @@ async def test_a_server_that_hangs_ends_with_the_process_of_its_environment():
         running = asyncio.create_task(host.run(task(), Scripted(calls("stand_still"))))
         await until(stopped)
         (server,) = stopped()
-        server.parent().kill()
+        server.parent().parent().kill()  # its wrapper's
         await until(lambda: is_gone(server.pid))
         running.cancel()
         await asyncio.wait([running])

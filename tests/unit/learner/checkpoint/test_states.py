@@ -41,6 +41,14 @@ def test_shards_are_put_together_in_order_of_rank(tmp_path: Path):
     assert own is not None and own.tolist() == [[3.0]] and states.of_rank("own", 3) is None
 
 
+def test_a_file_may_end_with_its_last_block(tmp_path: Path):
+    near = BLOCK_BYTES - 200
+    header = write_tensors(tmp_path / "probe", {"w": torch.ones(near, dtype=torch.uint8)}).size_bytes - near
+    states = _states(tmp_path, [{"w": torch.ones(BLOCK_BYTES - header, dtype=torch.uint8)}])
+    assert (tmp_path / state_name(0, 1)).stat().st_size == BLOCK_BYTES
+    assert int(states.rows("w").sum()) == BLOCK_BYTES - header
+
+
 @given(num_rows=st.integers(1, 9), saved=st.integers(1, 4), restored=st.integers(1, 4))
 def test_any_number_of_ranks_restores_what_any_number_saved(
     tmp_path_factory: pytest.TempPathFactory, num_rows: int, saved: int, restored: int
