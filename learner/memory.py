@@ -22,7 +22,7 @@ from learner.model.critic import critic_config
 from learner.model.flash import has_flash, takes_lengths
 from learner.model.head import MAX_WHOLE_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
-from learner.model.policy import CRITIC_PATH, read_config
+from learner.model.policy import CRITIC_PATH
 from learner.model.reference import reference_models
 from learner.shape import (
     expert_size,
@@ -32,6 +32,7 @@ from learner.shape import (
     num_chosen_experts,
     num_heads,
     num_key_heads,
+    read_config,
     shared_experts_size,
     windows,
 )

@@ -1,9 +1,28 @@
-"""Sizes of a language model, from its configuration. If layers differ, the largest counts."""
+"""A language model's configuration, and the sizes that it names. If layers differ, the largest counts."""
 
+import os
 from typing import TYPE_CHECKING
+
+from cluster.contracts.config import ModelConfig
+from cluster.contracts.errors import ConfigError, headline
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+def read_config(model: ModelConfig, *, field: str = "model.path") -> "PretrainedConfig":
+    """The model's transformers configuration, loading nothing else. Raises ConfigError naming `field` when there is none."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            os.path.expanduser(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{field}={model.path!r} is no model that transformers reads: {headline(error)}; "
+            "give a folder with config.json and weights, or a hub name that is reachable"
+        ) from error
 
 
 def sizes(text: "PretrainedConfig", name: str) -> set[int]:

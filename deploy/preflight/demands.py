@@ -20,6 +20,7 @@ from deploy.preflight.engine_memory import (
 from deploy.preflight.machine import GIB, arriving_bytes, gib, kept_bytes, stored_bytes
 from deploy.preflight.problems import Problems
 from deploy.preflight.quantization import check_layers
+from learner.shape import read_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -63,7 +64,6 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
     Raises ConfigError for a model configuration that cannot be read.
     """
     from learner import memory
-    from learner.model.policy import read_config
 
     text = read_config(config.model).get_text_config()
     max_context = config.model.max_context or text.max_position_embeddings

@@ -12,6 +12,7 @@ from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 from deploy.cluster_up.ahead import named
 from deploy.preflight.engine_memory import on_cpus_bytes, weights_bytes
+from learner.shape import read_config
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
@@ -83,7 +84,6 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a run on this machine's CPUs that cannot fit into its free memory."""
     from learner import memory
-    from learner.model.policy import read_config
     from learner.model.sequence_classification import num_bytes
 
     rank = memory.of_run(config)

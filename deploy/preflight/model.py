@@ -17,7 +17,7 @@ from cluster.contracts.importing import importing
 from deploy.formatters import load_formatter
 from deploy.preflight.engine_memory import caches_latents, check_divisible
 from deploy.preflight.quantization import check_layers
-from learner.shape import head_size, sizes
+from learner.shape import head_size, read_config, sizes
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -93,7 +93,6 @@ def _check_second(config: RunConfig, place: ReferenceConfig | ValueConfig, *, se
 
 
 def _check_loads(second: ModelConfig, config: RunConfig, *, field: str) -> None:
-    from learner.model.policy import read_config
 
     check_folder(second.path, field=field)
     read_config(second, field=field)
@@ -148,8 +147,6 @@ def check_room(config: RunConfig, formatter: "ChatFormatter") -> int:
 def check_shares(config: RunConfig) -> None:
     """Raises ConfigError for a model that an engine cannot split over its processes."""
     if config.rollout.tensor_parallel_size > 1:
-        from learner.model.policy import read_config
-
         check_divisible(read_config(config.model).get_text_config(), config.rollout.tensor_parallel_size)
 
 
@@ -157,7 +154,6 @@ def check_heads(config: RunConfig) -> None:
     """Raises ConfigError for a model whose heads vLLM's attention on CPUs cannot compute: an engine would end at its first tokens."""
     if config.rollout.gpus_per_worker > 0:
         return
-    from learner.model.policy import read_config
 
     text = read_config(config.model).get_text_config()
     # Latent attention has kernels of its own.
@@ -173,8 +169,6 @@ def check_heads(config: RunConfig) -> None:
 def check_biased_tokens(config: RunConfig) -> None:
     """Raises ConfigError for a token of `sampling.logit_bias` that the model lacks: an engine would refuse every prompt."""
     if biased := config.sampling.logit_bias:
-        from learner.model.policy import read_config
-
         size = read_config(config.model).get_text_config().vocab_size
         if unknown := [token for token in biased if token >= size]:
             raise ConfigError(
@@ -185,8 +179,6 @@ def check_biased_tokens(config: RunConfig) -> None:
 def check_quantized_layers(config: RunConfig) -> None:
     """Raises ConfigError for a model whose layers `rollout.quantization` cannot quantize."""
     if config.rollout.quantization is not None:
-        from learner.model.policy import read_config
-
         check_layers(read_config(config.model).get_text_config(), config)
 
 
@@ -210,7 +202,7 @@ def check_attention(config: RunConfig, *, is_local: bool) -> None:
 def check_soft_cap(config: RunConfig) -> None:
     """Raises ConfigError for an attention that ignores the model's soft cap on attention scores."""
     if config.model.attention == "sdpa":
-        from learner.model.policy import attention_of, read_config
+        from learner.model.policy import attention_of
 
         attention_of(config.model, read_config(config.model))
 

@@ -26,9 +26,9 @@ from learner.model.policy import (
     fix_rotations,
     load,
     load_backbone,
-    read_config,
     unproven,
 )
+from learner.shape import read_config
 
 
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:

@@ -17,8 +17,9 @@ from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import fill
 from learner.model.packing import MicroBatch, cut
-from learner.model.policy import CRITIC_PATH, PolicyModel, TokenOutputs, elsewhere, hidden_states, read_config
+from learner.model.policy import CRITIC_PATH, PolicyModel, TokenOutputs, elsewhere, hidden_states
 from learner.sequence_parallel import SequenceGroup, refuse_what_cannot_be_split
+from learner.shape import read_config
 
 
 def critic_config(model: ModelConfig, value: ValueConfig | None) -> ModelConfig | None:

@@ -28,7 +28,8 @@ from learner.distributed import Ranks, fill, own_rows
 from learner.model.critic import Networks
 from learner.model.frozen import built_empty, frozen, make_buffers
 from learner.model.lora import drawn_adapters, is_adapter
-from learner.model.policy import ModelKind, attention_of, load, load_backbone, read_config, without_dropout
+from learner.model.policy import ModelKind, attention_of, load, load_backbone, without_dropout
+from learner.shape import read_config
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 """Types, by safetensors' names, that need no conversion but a cast."""

@@ -7,7 +7,6 @@ Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -39,7 +37,7 @@ from learner.model.frozen import built_empty, frozen, keep_float32, make_buffers
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
-from learner.shape import windows
+from learner.shape import read_config, windows
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob. bfloat16 rounds differently in other shapes; attending to another sequence differs far more."""
@@ -172,19 +170,6 @@ def _in_float32(layer: nn.Linear, inputs: tuple[Tensor], _: Tensor) -> Tensor:
     """Computes the layer's output again in float32, for some of its rows at a time."""
     logits = torch.cat([inputs[0].float() @ rows.float().T for rows in layer.weight.split(8192)], -1)
     return logits if layer.bias is None else logits + layer.bias.float()
-
-
-def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedConfig:
-    """The model's transformers configuration, loading nothing else. Raises ConfigError naming `field` when there is none."""
-    try:
-        return AutoConfig.from_pretrained(
-            os.path.expanduser(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{field}={model.path!r} is no model that transformers reads: {headline(error)}; "
-            "give a folder with config.json and weights, or a hub name that is reachable"
-        ) from error
 
 
 def elsewhere(model: ModelConfig, place: ReferenceConfig | ValueConfig, *, section: str) -> ModelConfig:
