@@ -84,7 +84,9 @@ NOT_IN_THIS_RUN = {
     ),
     "parts and sources of rewards": (
         "eval/pass_at_<k>",
+        "eval/pass_at_<k>_stderr",
         "eval/reward/<source>",
+        "eval/accuracy/<source>",
         "time/<part>/held_s",
         "time/<part>/judging_s",
     ),
