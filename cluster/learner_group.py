@@ -525,9 +525,9 @@ class LearnerGroup:
             )
         self.saved_version = saved
         self._hold(saved)
-        # A run may have begun to evaluate since, or evaluate otherwise: then this step's rating is another one.
-        is_rated_so = extra is not None and extra.get("rated_by") in (None, self._saving.rated_by())
-        self.saved_metric = extra.get("metric") if extra and is_rated_so else None
+        found = extra or {}
+        # A run may have begun to evaluate since, or evaluate otherwise.
+        self.saved_metric = self._saving.own_rating(found.get("metric"), rated_by=found.get("rated_by", ""))
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))

@@ -34,6 +34,10 @@ class SavingRules:
         identity = self._config.evaluation.identity
         return "reward" if identity is None else f"evaluation {identity}"
 
+    def own_rating(self, metric: float | None, *, rated_by: str) -> float | None:
+        """The metric of a checkpoint if it was rated as this run rates. Checkpoints of earlier versions do not say: `rated_by` is empty."""
+        return metric if rated_by in ("", self.rated_by()) else None
+
     def evaluation_in(self, metrics: Mapping[str, float]) -> float | None:
         """Rating by a step's held-out metrics. None in a run that does not evaluate: they are from before it stopped evaluating."""
         return None if self._config.evaluation.prompts is None else metrics.get("eval/reward")

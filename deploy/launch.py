@@ -266,7 +266,7 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
         newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1]
         is_rated = config.recorded is None and config.evaluation.prompts is not None
         manifest = reading.read_manifest(newest)
-        if is_rated and (manifest.metric is None or manifest.rated_by not in ("", SavingRules(config).rated_by())):
+        if is_rated and SavingRules(config).own_rating(manifest.metric, rated_by=manifest.rated_by) is None:
             return False
         await asyncio.to_thread(reading.verify, newest)
     except (CheckpointError, StorageError):

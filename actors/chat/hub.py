@@ -28,8 +28,8 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def why_not_loaded(error: BaseException, *, path: str) -> str:
-    """One sentence by the type of the error's causes; for an unknown type, the first line of its message. A path of one word is a folder's
-    rather than a hub name."""
+    """One sentence by the type of the error's causes; for an unknown type, the first line of its message. A path of one word is
+    more likely a folder than a name on the hub: if there is no such folder, that is said too."""
     is_absent = "/" not in path and not os.path.exists(path)
     absent = f"; there is no folder {os.path.abspath(path)!r}" if is_absent else ""
     return f"{_reason(error)}{absent}"

@@ -14,6 +14,8 @@ _SPENT = {
 }
 _BESIDE_STEPS = ("time/eval_s",)
 _OF_ACTORS = re.compile(r"cost/([^/]+)/(.+)_s")
+_SHOWN_AS = {"restart": "start or restart"}
+"""Causes of waits under another name than their metric's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,8 @@ def of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
             by_kind.setdefault(found[1], {})[found[2]] = total(steps, metric)
     for kind, causes in by_kind.items():
         if whole := sum(causes.values()):
-            shares = {cause: seconds / whole for cause, seconds in causes.items()}
+            shares = {_SHOWN_AS.get(cause, cause): seconds / whole for cause, seconds in causes.items()}
             busy = shares.pop("busy", 0.0)
-            if "restart" in shares:
-                shares["start or restart"] = shares.pop("restart")
             waits = sorted(shares.items(), key=lambda wait: -wait[1])
             yield OfActors(kind=kind.replace("_", " "), seconds=whole, busy=busy, waits=tuple(waits))
 
