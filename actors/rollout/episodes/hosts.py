@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.config import RunConfig
+from cluster.supervision.tasks import all_or_none
 
 
 async def started_hosts(config: RunConfig, *, printed: PrintedLines) -> dict[str, EnvironmentHost]:
@@ -18,12 +19,7 @@ async def started_hosts(config: RunConfig, *, printed: PrintedLines) -> dict[str
         for name, environment in config.named_environments.items()
         if config.is_played(name)
     }
-    outcomes = await asyncio.gather(*wanted.values(), return_exceptions=True)
-    started = [each for each in outcomes if isinstance(each, EnvironmentHost)]
-    for error in outcomes:
-        if isinstance(error, BaseException):
-            await close_all(started)
-            raise error
+    started = await all_or_none(wanted.values(), end=lambda host: host.close())
     return dict(zip(wanted, started, strict=True))
 
 
