@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from actors.chat.encoding import TextEncoder
-from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
+from actors.chat.hub import config_and_tokenizer
 from actors.chat.rendering import ChatTemplate, Message, fresh_word
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
@@ -53,15 +53,9 @@ class ChatFormatter:
         """
         model = local_model(model, field="model")
         refuse_unpinned_code(model)
-        options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-        try:
-            config = AutoConfig.from_pretrained(model.path, **options)
-            tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"model.path={model.path!r} does not load: {why_not_loaded(error, path=model.path)}"
-            ) from error
-        refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
+        config, tokenizer = config_and_tokenizer(
+            model.path, field="model.path", revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
         return cls(
