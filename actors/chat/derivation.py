@@ -13,9 +13,9 @@ from typing import Any
 from actors.chat.calls import ToolCall
 from actors.chat.rendered_calls import num_common, num_common_at_end, render_turn
 from actors.chat.rendering import ChatTemplate, Tool
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.errors import DataError
 
-THINK, END_OF_THINK = "<think>", "</think>"
 _ONE = ToolCall(name="zqname", arguments={"zqkeya": "zqvala", "zqkeyb": "zqvalb"})
 _OTHER = ToolCall(name="zqother", arguments={"zqkeyc": "zqvalc", "zqkeyd": "zqvald"})
 _NAME = r"(?P<name>[\w.\-]+)"

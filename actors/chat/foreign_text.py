@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.encoding import TextEncoder
 from actors.chat.rendering import Message, Tool, fresh_word, texts, with_texts
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.errors import DataError
 
 _OWN = (THINK, END_OF_THINK)
