@@ -57,7 +57,7 @@ class Turns:
             return self.template.prompt(messages, tools=tools)
 
         text = render(messages, tools)
-        return text, foreign_ids(self.encoder, text, render, messages, tools, source=self.template.source, begins=True)
+        return text, foreign_ids(self.encoder, text, render, messages, tools, begins=True)
 
     def next_prompt(
         self,
@@ -93,7 +93,7 @@ class Turns:
         def render(changed: Sequence[Message], _: Sequence[Tool]) -> str:
             return after_turn(self.template, changed, tools=tools, stops=self.stops).text
 
-        token_ids = foreign_ids(self.encoder, after.text, render, messages, source=self.template.source)
+        token_ids = foreign_ids(self.encoder, after.text, render, messages)
         close = after.close
         close_ids = self._close_ids.of(close, lambda: self.encoder.encode_on(close)) if close else []
         if token_ids[: len(close_ids)] != close_ids:
