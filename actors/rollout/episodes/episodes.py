@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
-from actors.environments.host.hosting import EnvironmentHost
+from actors.environments.host.hosting import EnvironmentHost, close_all, started_hosts
 from actors.processes.printed import PrintedLines
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.group import EpisodeGroup
-from actors.rollout.episodes.hosts import close_all, started_hosts
 from actors.rollout.episodes.lockstep import AtOnce, Lockstep
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
