@@ -241,8 +241,7 @@ class Transcript:
             whole = [*segment.messages, *asked.messages]
             if begun := self._speech.written_anew(following.token_ids, whole, tools=asked.tools):
                 return _beginning(begun, segment.messages, tools=asked.tools)
-        written = following.token_ids[len(following.token_ids) - following.num_written :]
-        return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
+        return TurnPrompt(token_ids=following.token_ids, written_ids=following.written_ids, segment=None)
 
     def _raw_prompt(self, raw: RawPrompt) -> TurnPrompt:
         """If `raw` begins with the whole context, only the rest is new: sampled tokens are not encoded again."""
