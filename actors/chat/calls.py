@@ -21,6 +21,8 @@ _OF_PARSING = (ValueError, LookupError, TypeError, AttributeError, RecursionErro
 """Errors of the parser: for broken JSON, for a call without a required field, and for a thousand nested brackets."""
 _MOST_LEVELS = 100
 """Most nested objects and lists in a call. Pydantic serializes at most 255."""
+_PAST_THE_END = "\0"
+"""Text in no tag: a call that is still open at the reply's end takes it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,9 @@ class TemplateParser:
         try:
             typed: list[Any] = [with_types(tool, keeps_texts=self._is_json) for tool in tools]
             found = parse_response(sampled, self._loaded, prefix=prompt, tools=typed)
+            if found.get("tool_calls") and not self._is_json:
+                # The parser closes a call at the reply's end, and only JSON shows that it is not whole.
+                parse_response(sampled + _PAST_THE_END, self._loaded, prefix=prompt)
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
         text, reasoning = found.get("content") or "", found.get("reasoning_content") or found.get("thinking")
@@ -74,8 +79,17 @@ class TemplateParser:
 
     @cached_property
     def _loaded(self) -> Any:
-        """The template's patterns, compiled once. Raises the parser's errors for an invalid template."""
-        return load_response_template(self.response_template)
+        """The template's patterns, compiled once. Raises the parser's errors for an invalid template.
+
+        In a call of tags, text in no tag is a match without a key, which the parser refuses. It would drop the text, and the call would run
+        without an argument that was cut off.
+        """
+        loaded = load_response_template(self.response_template)
+        field = loaded.fields.get("tool_calls")
+        if field is not None and field.content == "xml-inline":
+            tag = field.content_args["tag_pattern"]
+            field.content_args = {**field.content_args, "tag_pattern": rf"{tag}|\S"}
+        return loaded
 
     @property
     def _is_json(self) -> bool:

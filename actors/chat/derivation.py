@@ -155,9 +155,9 @@ def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     if not before_key.strip() or not after_value.strip() or not around.open.strip() or close == around.close:
         raise _unknown("nothing marks where a call, a key or a value ends")
     around = _Around(open=around.open, close=close, open_all=around.open_all, close_all=around.close_all)
-    # If no further value ends, the search ends too. Otherwise it would search the rest again from each opening tag.
-    value = f"(?:(?P<value>.*?){_tight(after_value)}|.*(*SKIP)(*FAIL))"
-    tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}{value}"
+    # A value ends before the next key's tag, whose beginning is all but a bracket of the tag before it.
+    value = f"(?P<value>(?:(?!{_soft(before_key.lstrip('>'))}).)*?)"
+    tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}{value}{_tight(after_value)}"
     return {
         "open_pattern": f"{around.opens}{_NAME}\\s*{_soft(first[: len(first) - num_key])}",
         "close_pattern": _closes(around, stops),

@@ -95,8 +95,8 @@ def test_tags_that_open_and_never_close_are_read_at_once(name, begins, tag):
     """The worker's event loop waits for it: 100,000 characters took over a minute."""
     parser, sampled = parser_of(name).parser, begins + tag * (40_000 // len(tag))
     began = time.process_time()
-    (call,) = parser(sampled, prompt="", tools=TOOLS).calls
-    assert (call.name, call.arguments) == ("multiply", {})
+    with pytest.raises(DataError, match="a tool call is malformed"):
+        parser(sampled, prompt="", tools=TOOLS)
     assert time.process_time() - began < 1
 
 
@@ -172,6 +172,53 @@ def test_a_malformed_call_is_an_error_and_not_left_out(broken):
         return
     with pytest.raises(DataError, match="a tool call is malformed"):
         read("qwen25", broken)
+
+
+CALLS_IN_TAGS = {
+    "qwen35": "</think>\n\n<tool_call>\n<function=multiply>\n<parameter=a>\n6\n</parameter>\n"
+              "<parameter=b>\nseven\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<think></think>\n<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>6</arg_value>\n"
+             "<arg_key>b</arg_key>\n<arg_value>seven</arg_value>\n</tool_call>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS_IN_TAGS)
+def test_a_call_in_tags_that_is_cut_off_anywhere_is_malformed(name):
+    """It ran without the argument that was cut off: `remove` with its default path."""
+    whole = CALLS_IN_TAGS[name]
+    assert read(name, whole).calls == (MULTIPLY,)
+    for length in range(whole.index("multiply") + len("multiply"), len(whole)):
+        with pytest.raises(DataError, match="a tool call is malformed"):
+            read(name, whole[:length])
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("qwen35", "</parameter>\n<parameter=b>"),
+        ("qwen35", "</parameter>\n</function>"),
+        ("qwen35", "<parameter=b>"),
+        ("glm45", "</arg_value>\n<arg_key>"),
+        ("glm45", "</arg_value>\n</tool_call>"),
+        ("glm45", "<arg_value>"),
+    ],
+)
+def test_a_call_in_tags_that_lacks_one_of_them_is_malformed(name, lost):
+    """The first tag of `lost`."""
+    torn = CALLS_IN_TAGS[name].replace(lost, lost.partition(">")[2], 1)
+    assert torn != CALLS_IN_TAGS[name]
+    with pytest.raises(DataError, match="a tool call is malformed"):
+        read(name, torn)
+
+
+def test_the_tokenizers_own_response_template_refuses_a_call_in_tags_that_is_cut_off_too():
+    options = {"tools": PROBE_TOOLS, "stops": turns_of("qwen35").stops}
+    begins = report_of("qwen35").generation_prompt
+    own = derived(turns_of("qwen35").template, generation_prompt=begins, **options)
+    found = parser_of("qwen35", own=own)
+    assert found.is_own
+    with pytest.raises(DataError, match="a tool call is malformed"):
+        found.parser("</think><tool_call>\n<function=multiply>\n", prompt=begins, tools=TOOLS)
 
 
 def fails(text, tools):
