@@ -7,7 +7,6 @@ from rich.text import Text
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn
-from actors.reasoning import END_OF_THINK, THINK
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
@@ -17,7 +16,7 @@ from deploy.playing import Game, call_of
 
 _TRAINED, _WRITTEN = "bold black on green", "dim"
 _ANY = Prompt(prompt_id="any", messages=[{"role": "user", "content": "?"}])
-"""Any prompt: the tokens of a completion do not depend on it."""
+"""Any prompt: the template begins each turn of the model as this one."""
 _BEGINS, _ENDS = "⟦", "⟧"
 """Around trained tokens, for screens without colours."""
 
@@ -44,7 +43,7 @@ class Tokens:
     def say(self, asked: Asked, line: str) -> Said:
         """As `Mouth.say`."""
         prompt = self._transcript.prompt_for(asked)
-        sampled = self._sampled(asked, line, written=self._turns.encoder.decode(prompt.written_ids))
+        sampled = self._sampled(asked, line, context=self._turns.encoder.decode(prompt.token_ids))
         completion = Completion(
             token_ids=sampled,
             rollout_logprobs=[0.0] * len(sampled),
@@ -72,14 +71,12 @@ class Tokens:
             was_trained = is_trained
         return text.append(_ENDS) if was_trained else text
 
-    def _sampled(self, asked: Asked, line: str, *, written: str) -> list[int]:
-        """`written`: the end of the prompt. A line without `</think>` after a prompt that opens the reasoning is an answer without any."""
+    def _sampled(self, asked: Asked, line: str, *, context: str) -> list[int]:
         call = call_of(line, asked.tools)
         if call is not None and isinstance(call.arguments, dict):
             line = self._written(call, asked)
-        if written.rstrip().endswith(THINK) and END_OF_THINK not in line:
-            line = f"\n{END_OF_THINK}\n\n{line}"
-        return self._formatter.encode_completion(_ANY, line) if line else [*self._formatter.stop_token_ids[:1]]
+        prompt = _ANY if asked.raw is None else Prompt(prompt_id="raw", text=context)
+        return self._formatter.encode_completion(prompt, line) if line else [*self._formatter.stop_token_ids[:1]]
 
     def _written(self, call: ToolCall, asked: Asked) -> str:
         """The call in the template's format."""

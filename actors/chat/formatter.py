@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from actors.chat.hub import config_and_tokenizer
 from actors.chat.rendering import Message, fresh_word
 from actors.chat.turns import Turns
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -116,14 +117,15 @@ class ChatFormatter:
         return text[spans[num_tokens - 1][1] :] if at_start else text[: spans[-num_tokens][0]]
 
     def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
-        """Token ids of a given completion, as the model would have sampled them after the prompt. The stop token of the turn or the
-        sequence is added unless the completion ends with one.
+        """Token ids of a given completion, as the model would have sampled them after the prompt: with the template's own text before and
+        after these words, and with the reasoning closed that the prompt opens, unless the completion has these itself. The stop token of
+        the turn or the sequence is added unless the completion ends with one.
 
         Raises DataError naming the prompt when the completion is empty, or when the two exceed the context or the template refuses them.
         """
         encoded = self.encode(prompt)
-        space, end = self._around(prompt, encoded.text, completion)
-        token_ids = self._turns.encoder.encode_after(encoded.token_ids[-1], space + completion)
+        text, end = self._around(prompt, encoded.text, completion) if completion else ("", None)
+        token_ids = self._turns.encoder.encode_after(encoded.token_ids[-1], text)
         if not token_ids:
             raise _refused(prompt, "has an empty completion; leave the row out")
         if end is not None and token_ids[-1] not in self.stop_token_ids:
@@ -146,19 +148,22 @@ class ChatFormatter:
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
 
     def _around(self, prompt: Prompt, prompt_text: str, completion: str) -> tuple[str, int | None]:
-        """The white space that the template writes before this completion, and the first stop token after it; without one, the tokenizer's
-        eos."""
-        if not completion or not self.has_template or prompt.messages is None:
-            return "", self._tokenizer.eos_token_id
+        """The completion between the template's own text, and the first stop token after that; without one, the tokenizer's eos."""
+        if not self.has_template or prompt.messages is None:
+            return _begun(completion, prompt=prompt_text), self._tokenizer.eos_token_id
         # A placeholder, since the text of a completion such as `end` is also in `<|im_end|>`.
-        template = self._turns.template
+        template, controls = self._turns.template, tuple(self._turns.encoder.controls)
         placeholder = fresh_word("Zqsaid", [prompt.messages, template.source])
         dialogue = [*prompt.messages, {"role": "assistant", "content": placeholder}]
-        before, _, after = _rendered(prompt, template, dialogue).rpartition(placeholder)
-        space = before.removeprefix(prompt_text)
+        before, found, after = _rendered(prompt, template, dialogue).partition(placeholder)
+        own = before.removeprefix(prompt_text) if found and before.startswith(prompt_text) else ""
+        text = _begun(completion, prompt=prompt_text, own=own, controls=controls)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
-        ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
-        return "" if space.strip() else space, next(ends, self._tokenizer.eos_token_id)
+        place = next((place for place, token_id in enumerate(tail) if token_id in self.stop_token_ids), None)
+        if place is None:
+            return text, self._tokenizer.eos_token_id
+        is_whole = completion.rstrip().endswith(controls)
+        return text if is_whole else text + self._turns.encoder.decode(tail[:place]).strip(), tail[place]
 
     def _encoded(self, prompt: Prompt) -> tuple[str, list[int]]:
         text = self._text(prompt)
@@ -172,6 +177,22 @@ class ChatFormatter:
         if not self.has_template:
             return _plain_text(prompt)
         return _rendered(prompt, self._turns.template.prompt, prompt.messages)
+
+
+def _begun(completion: str, *, prompt: str, own: str = "", controls: tuple[str, ...] = ()) -> str:
+    """The completion as it goes on after `prompt`. `own`: the template's text between the prompt and words without reasoning."""
+    words, opened = completion.lstrip(), prompt.rstrip()
+    if opened.endswith(THINK):
+        if words.startswith(THINK):
+            return words.removeprefix(THINK).removeprefix(prompt[len(opened) :])
+        if END_OF_THINK in completion:
+            return completion
+        return (own if END_OF_THINK in own else f"\n{END_OF_THINK}\n\n") + completion
+    if words.startswith(THINK) or END_OF_THINK in completion:
+        head = own.partition(THINK)[0]
+        return head + words if head else completion
+    # Calls come after closed reasoning, but not into another channel.
+    return completion if words.startswith(controls) and own.strip() and THINK not in own else own + completion
 
 
 def _rendered(prompt: Prompt, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 
 from actors.chat.formatter import ChatFormatter
@@ -117,7 +119,7 @@ def test_decoded_text_leaves_special_tokens_out():
 def of_family(name: str) -> ChatFormatter:
     tokenizer = tokenizer_of(name)
     stops = [tokenizer.get_vocab()[stop] for stop in FAMILIES[name].stops]
-    return ChatFormatter(tokenizer, max_context=64, stop_token_ids=stops)
+    return ChatFormatter(tokenizer, max_context=128, stop_token_ids=stops)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,55 @@ def test_a_given_completion_begins_and_ends_as_the_template_writes_it(name: str,
     chat = of_family(name)
     begun, *_, ended = chat.encode_completion(asked("x"), "a name")
     assert tokenizer_of(name).convert_ids_to_tokens([begun, ended]) == [first, last]
+
+
+_ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>4"
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "sampled"),
+    [
+        # These prompts end with `<think>\n`.
+        ("qwen35", "4", "\n</think>\n\n4<|im_end|>"),
+        ("qwen35", "<think>\nhm\n</think>\n\n4", "hm\n</think>\n\n4<|im_end|>"),
+        ("qwen35", "hm\n</think>\n\n4", "hm\n</think>\n\n4<|im_end|>"),
+        ("qwen35", "<think>\nhm", "hm<|im_end|>"),
+        ("qwen35", "<tool_call>", "\n</think>\n\n<tool_call><|im_end|>"),
+        ("deepseek_r1", "4", "\n</think>\n\n4<｜end▁of▁sentence｜>"),
+        ("deepseek_r1", "<think>hm</think>4", "hm</think>4<｜end▁of▁sentence｜>"),
+        # With these templates the model opens the reasoning itself.
+        ("qwen3", "4", "<think>\n\n</think>\n\n4<|im_end|>"),
+        ("qwen3", "<think>\nhm\n</think>\n\n4", "<think>\nhm\n</think>\n\n4<|im_end|>"),
+        ("glm45", "4", "\n<think></think>\n4<|endoftext|>"),
+        ("glm45", "<think>hm</think>\n4", "\n<think>hm</think>\n4<|endoftext|>"),
+        ("glm45", "\n<think>hm</think>\n4", "\n<think>hm</think>\n4<|endoftext|>"),
+        # It names the channel, too.
+        ("harmony", "4", "<|channel|>final<|message|>4<|return|>"),
+        ("harmony", _ANALYSIS, f"{_ANALYSIS}<|return|>"),
+        ("qwen25", "<think>hm</think>4", "<think>hm</think>4<|im_end|>"),
+    ],
+)
+def test_a_given_completion_is_tokens_that_the_model_would_have_sampled(name: str, completion: str, sampled: str):
+    """Seen before: `<think>` twice, an answer inside the thoughts, and words without a channel."""
+    chat = of_family(name)
+    assert "".join(chat.shown(chat.encode_completion(asked("x"), completion))) == sampled
+
+
+@pytest.mark.parametrize("completion", ["4", "4<|endoftext|>", "4<|endoftext|><|im_end|>"])
+def test_a_given_completion_has_the_templates_text_between_the_words_and_the_stop_token_once(completion: str):
+    """As Cohere's `<|END_RESPONSE|>`."""
+    tokenizer = copy.deepcopy(tokenizer_of("chatml"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|endoftext|>' * (m.role == 'assistant') + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    )
+    chat = ChatFormatter(tokenizer, max_context=64)
+    assert chat.shown(chat.encode_completion(asked("x"), completion)) == ("4", "<|endoftext|>", "<|im_end|>")
+
+
+def test_a_given_completion_of_a_text_that_opens_the_reasoning_does_not_open_it_again():
+    chat, prompt = of_family("zephyr"), Prompt(prompt_id="p", text="1+1=? <think>")
+    assert chat.encode_completion(prompt, "<think>2</think>2") == chat.encode_completion(prompt, "2</think>2")
 
 
 @pytest.mark.parametrize("completion", ["e", "im", "end", "user", " a", "\n"])
