@@ -98,7 +98,8 @@ def chat_report(turns: Turns) -> ChatReport:
         why_no_tools=why_no_tools,
         why_no_calls=why_no_calls,
         parser=parser,
-        takes_several_answers=why_no_tools is None and _why_not(lambda: turns.suffix(_answers(2))) is None,
+        takes_several_answers=why_no_tools is None
+        and _why_not(lambda: turns.suffix(_answers(2), tools=PROBE_TOOLS)) is None,
         takes_system=_writes(template, [{"role": "system", "content": _RULE}, ASKED], _RULE),
         rewrites=_rewrites(template),
         cuts_cleanly=turns.encoder.cuts_cleanly,

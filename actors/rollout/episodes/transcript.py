@@ -235,12 +235,12 @@ class Transcript:
         start = segment.turns[-1]["start"]
         before, sampled = segment.token_ids[:start], segment.token_ids[start:]
         following = self._speech.turns.next_prompt(
-            [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
+            [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=segment.tools
         )
         if self._config.history == "template":
             whole = [*segment.messages, *asked.messages]
-            if begun := self._speech.written_anew(following.token_ids, whole, tools=asked.tools):
-                return _beginning(begun, segment.messages, tools=asked.tools)
+            if begun := self._speech.written_anew(following.token_ids, whole, tools=segment.tools):
+                return _beginning(begun, segment.messages, tools=segment.tools)
         return TurnPrompt(token_ids=following.token_ids, written_ids=following.written_ids, segment=None)
 
     def _raw_prompt(self, raw: RawPrompt) -> TurnPrompt:

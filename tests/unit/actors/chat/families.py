@@ -1,5 +1,6 @@
 """Look-alikes of the chat templates in the field, each with a tokenizer that has its control tokens."""
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -125,6 +126,15 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
         tokenizer_object=core, eos_token=family.special[0], bos_token=begin[0] if begin else None, clean_up_tokenization_spaces=False
     )  # fmt: skip
     tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    return tokenizer
+
+
+@cache
+def with_two_templates() -> PreTrainedTokenizerFast:
+    """One for conversations without tools and another one with them, as Hermes 3."""
+    tokenizer = copy.deepcopy(tokenizer_of("hermes"))
+    words, calls = ((TEMPLATES / f"{name}.jinja").read_text() for name in ("chatml", "hermes"))
+    tokenizer.chat_template = {"default": words, "tool_use": calls}
     return tokenizer
 
 

@@ -4,7 +4,7 @@ from actors.chat.report import chat_report
 from actors.chat.turns import Turns
 from cluster.contracts.errors import ConfigError, DataError
 from tests.models import make_tokenizer
-from tests.unit.actors.chat.families import FAMILIES, TEMPLATES, report_of
+from tests.unit.actors.chat.families import FAMILIES, TEMPLATES, report_of, with_two_templates
 
 DROPPED = "earlier reasoning is dropped"
 BEGINS = "the beginning of a turn is written otherwise than it was prompted"
@@ -64,6 +64,11 @@ def test_the_report_tells_what_each_template_does(name):
     ) == EXPECTED[name]
     assert (found.why_no_turns is None) is (name != "echo")
     assert found.cuts_cleanly and not found.unsplittable
+
+
+def test_several_answers_are_tried_with_the_template_that_takes_tools():
+    tokenizer = with_two_templates()
+    assert chat_report(Turns(tokenizer, stop_token_ids=[tokenizer.eos_token_id])).takes_several_answers
 
 
 def test_the_turns_close_ends_with_the_stop_token_or_before_the_next_words():

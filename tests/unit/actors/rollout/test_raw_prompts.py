@@ -19,7 +19,7 @@ from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
 from tests.models import make_tokenizer
-from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
+from tests.unit.actors.chat.families import FAMILIES, tokenizer_of, with_two_templates
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 PLAY = {"role": "user", "content": "play"}
@@ -289,6 +289,31 @@ def test_tools_of_a_context_may_be_left_out_of_a_later_turn():
     telling.say(Asked(messages=(PLAY,)), yes)
     telling.say(Asked(messages=(PLAY,), tools=(TOOL,)), yes)
     assert len(telling.segments) == 1
+
+
+@pytest.mark.parametrize("history", ["append", "template"])
+def test_a_tools_answer_is_written_by_the_template_with_tools_although_its_ask_gives_none(history):
+    """Hermes 3 has a template of its own for tools, and the other one writes no calls: the ask failed."""
+    speech = Speech(ChatFormatter(with_two_templates(), max_context=512))
+    telling = Telling(speech=speech, history=history)
+    telling.say(
+        Asked(tools=(TOOL,)), [*telling.ids('<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>'), telling.end]
+    )
+    answer = {"role": "tool", "name": "t", "tool_call_id": "call00000", "content": "x"}
+    asked = Asked(messages=(answer,))
+    written = telling.encoder.decode(telling.transcript.prompt_for(asked).written_ids)
+    assert written.endswith("<|im_start|>tool\n<tool_response>\nx\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    telling.say(asked, [*telling.ids("yes"), telling.end])
+    telling.say(Asked(messages=(PLAY,), tools=(TOOL,)), [telling.end])
+    assert len(telling.segments) == 1
+
+
+def test_a_context_that_the_template_writes_anew_keeps_its_tools_although_an_ask_gives_none():
+    telling = Telling("qwen3", history="template")
+    thought = [*telling.ids("<think>\nhm\n</think>\n\nyes"), telling.end]
+    for tools in ((TOOL,), (), (TOOL,)):
+        telling.say(Asked(messages=(PLAY,), tools=tools), thought)
+    assert [each.tools for each in telling.segments] == [(TOOL,)] * 3
 
 
 def test_a_context_that_the_template_writes_anew_has_its_tools_and_each_message_once():
