@@ -1,12 +1,13 @@
 """Prompts to tokens and completions to text: chat templates, at most one bos, and the stop tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 from transformers import GenerationConfig, PretrainedConfig
 
+from actors.chat.after_turn import ASKED
 from actors.chat.hub import config_and_tokenizer
 from actors.chat.rendering import Message, fresh_word
 from actors.chat.turns import Turns
@@ -88,7 +89,14 @@ class ChatFormatter:
         Without a template, messages become plain text. If the tokenizer adds a bos, the ids begin with exactly one, even if the template
         writes one too. Raises DataError naming the prompt when it is empty, leaves no room for a completion, or the template refuses it.
         """
-        text, token_ids = self._encoded(prompt)
+        return self._checked(prompt, *self._encoded(prompt))
+
+    def encode_unasked(self, prompt: Prompt) -> EncodedPrompt:
+        """As `encode`, for a prompt of an environment, whose first ask may add the user's message that the template wants: then a
+        placeholder is in its place."""
+        return self._checked(prompt, *self._encoded_unasked(prompt))
+
+    def _checked(self, prompt: Prompt, text: str, token_ids: list[int]) -> EncodedPrompt:
         if not token_ids:
             raise _refused(prompt, "is empty; give it a text or messages")
         if len(token_ids) >= self.max_context:
@@ -106,8 +114,8 @@ class ChatFormatter:
         return token_ids
 
     def num_tokens(self, prompt: Prompt) -> int:
-        """Tokens of the prompt as `encode` makes them, without its limit. Raises DataError for a prompt that the template refuses."""
-        return len(self._encoded(prompt)[1])
+        """Tokens of the prompt as `encode_unasked` makes them, without its limit. Raises DataError for one that the template refuses."""
+        return len(self._encoded_unasked(prompt)[1])
 
     def cut(self, text: str, num_tokens: int, *, at_start: bool) -> str:
         """`text` without `num_tokens` at its start or end; empty if it has no more. A character of several tokens is kept or cut whole."""
@@ -169,6 +177,14 @@ class ChatFormatter:
         text = self._text(prompt)
         return text, self.with_bos(list(self._tokenizer(text, add_special_tokens=False).input_ids))
 
+    def _encoded_unasked(self, prompt: Prompt) -> tuple[str, list[int]]:
+        try:
+            return self._encoded(prompt)
+        except DataError:
+            if not (placeholder := user_placeholder(prompt)):
+                raise
+            return self._encoded(replace(prompt, messages=[*(prompt.messages or ()), *placeholder]))
+
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None and (prompt.messages is None or not self.has_template):
             return prompt.text
@@ -177,6 +193,12 @@ class ChatFormatter:
         if not self.has_template:
             return _plain_text(prompt)
         return _rendered(prompt, self._turns.template.prompt, prompt.messages)
+
+
+def user_placeholder(prompt: Prompt) -> tuple[dict[str, Any], ...]:
+    """The user's message in a prompt of system messages alone, for templates that refuse one without it. Empty for other prompts."""
+    is_system = prompt.messages and all(message.get("role") == "system" for message in prompt.messages)
+    return (dict(ASKED),) if is_system else ()
 
 
 def _begun(completion: str, *, prompt: str, own: str = "", controls: tuple[str, ...] = ()) -> str:

@@ -55,7 +55,7 @@ def _encoded(
             break
         try:
             if prompt := limit(source[index]):
-                encoded.append(formatter.encode(prompt).token_ids)
+                encoded.append(formatter.encode_unasked(prompt).token_ids)
         except DataError as error:
             refused.append(error)
     if not encoded:

@@ -14,7 +14,7 @@ from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 
 if TYPE_CHECKING:
-    from actors.chat.formatter import ChatFormatter
+    from actors.chat.formatter import ChatFormatter, EncodedPrompt
 
 _SCAN_S = 0.5
 """Time limit of the scan of lengths, for which every start waits: thousands of prompts of a file, a thousand of a generated source. Later
@@ -159,7 +159,7 @@ def check_lengths(
             # A token covers at least a byte, so a short text fits with any tokenizer. The first prompt is always encoded.
             is_short = limit.max_tokens is None and first is not None and size < room // 2
             fitted = limit(prompt)
-            num_tokens = 0 if is_short or fitted is None else len(formatter.encode(fitted).token_ids)
+            num_tokens = 0 if is_short or fitted is None else len(_encoded(fitted, formatter, config).token_ids)
         except DataError as error:
             raise ConfigError(f"{field}: {error}") from error
         if num_tokens > room:
@@ -177,7 +177,7 @@ def check_lengths(
         raise ConfigError(
             f"{field}.max_prompt_tokens={prompts.max_prompt_tokens}: each of the first {counts['scanned']:,} prompts is longer; raise it"
         )
-    encoded = formatter.encode(first)
+    encoded = _encoded(first, formatter, config)
     return Looks(
         num_scanned=counts["scanned"],
         num_dropped=counts["dropped"],
@@ -192,6 +192,15 @@ def check_lengths(
 def firsts(source: PromptSource) -> list[Prompt]:
     """The prompts whose columns are checked."""
     return [source[index] for index in range(min(len(source), _NUM_FIRST))]
+
+
+def _encoded(prompt: Prompt, formatter: "ChatFormatter", config: RunConfig) -> "EncodedPrompt":
+    try:
+        return formatter.encode(prompt)
+    except DataError:
+        if not config.is_played(config.environment_of(prompt.columns)):
+            raise
+        return formatter.encode_unasked(prompt)
 
 
 def _room(config: RunConfig, formatter: "ChatFormatter", room: int) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from actors.environments.host.hosting import EnvironmentHost
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.lockstep import Place
-from actors.rollout.episodes.play import EngineRefusalError, Play
+from actors.rollout.episodes.play import EngineRefusalError, Play, unasked
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.turns import TurnSampler
 from actors.rollout.group import columns_of
@@ -49,7 +49,7 @@ class EpisodeGroup:
         """`key` as for `GroupInProgress`. Raises DataError for a prompt that is too long, that the template refuses, or that has a column
         which is no valid sampling setting."""
         opening = Opening(ticket.prompt, speech)
-        opening.begin()
+        unasked(opening)
         self.ticket = ticket
         self.key = key
         self.environment = environment

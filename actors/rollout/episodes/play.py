@@ -8,11 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from actors.chat.formatter import EncodedPrompt, user_placeholder
 from actors.rollout.episodes.speech import Opening, Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Rewritten, Said
+from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import PENALTIES, SamplingConfig
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
@@ -160,9 +162,20 @@ class Play:
 
     def _unbegun(self) -> Segment:
         """The segment of an episode that ended before its first turn: only the prompt."""
-        begun = self._opening.begin()
+        begun = unasked(self._opening)
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+
+
+def unasked(opening: Opening) -> EncodedPrompt:
+    """The prompt alone. If the template refuses a system message without a user's, which the environment's first ask may add, with a
+    placeholder for it. Raises DataError as `Speech.begin`."""
+    try:
+        return opening.begin()
+    except DataError:
+        if not (placeholder := user_placeholder(opening.prompt)):
+            raise
+        return opening.begin(placeholder)
 
 
 def _num_characters(asked: Asked) -> int:

@@ -99,6 +99,20 @@ def test_a_prompt_that_does_not_go_through_the_template_is_refused_by_name(templ
         formatter(chat_template=template).encode(asked("1+1="))
 
 
+def test_a_system_message_alone_goes_through_where_an_environment_may_add_the_users_that_the_template_wants():
+    """As Qwen3.5: "No user query found in messages"."""
+    wants_user = "{% if messages | selectattr('role', 'equalto', 'user') | list == [] %}{{ raise_exception('no user') }}{% endif %}"
+    chat = formatter(chat_template=wants_user + TEMPLATE)
+    prompt = Prompt(prompt_id="p", messages=[{"role": "system", "content": "1+1="}])
+    assert chat.encode_unasked(prompt).text == "[system]1+1=[user]Hi[assistant]"
+    assert chat.num_tokens(prompt) == len(chat.encode_unasked(prompt).token_ids)
+    with pytest.raises(DataError, match="no user"):
+        chat.encode(prompt)
+    with pytest.raises(DataError, match="no user"):
+        chat.encode_unasked(Prompt(prompt_id="p", messages=[{"role": "assistant", "content": "1+1="}]))
+    assert formatter(chat_template=TEMPLATE).encode_unasked(prompt).text == "[system]1+1=[assistant]"
+
+
 def test_a_completion_that_the_template_does_not_take_after_its_prompt_is_refused_by_name():
     prompt = Prompt(prompt_id="p", messages=[*asked("1+1=").messages, {"role": "assistant", "content": "2"}])
     with pytest.raises(DataError, match=r"prompt 'p' .* take turns"):

@@ -82,6 +82,11 @@ async def dead_on_arrival(episode: Episode):
     raise RuntimeError("no game today")
 
 
+async def greeting(episode: Episode):
+    await episode.ask("go on")
+    return 1.0
+
+
 async def unasked(episode: Episode):
     return 1.0
 

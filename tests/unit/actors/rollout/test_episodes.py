@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -184,6 +185,19 @@ async def test_environments_are_chosen_by_the_prompts_column_and_an_unknown_one_
     assert refused.reason == "environments has no entry for 'gone' (column 'environment'); it has: plain, game"
     rows = [each.to_pylist()[0] for each in results if not isinstance(each, Refusal)]
     assert {row["group_id"]: row["environment"] for row in rows} == {"00000000": "plain", "00000001": "game"}
+
+
+@pytest.mark.parametrize(("environment", "prompt"), [("greeting", "go on"), ("dead_on_arrival", "Hi")])
+async def test_a_system_message_alone_is_a_prompt_also_where_the_template_wants_a_users(environment, prompt):
+    """Gymnasium's prompts were refused by the template of Qwen3.5, though the first ask adds the observation."""
+    tokenizer, asked = copy.deepcopy(TOKENIZER), ticket()
+    wants_user = "{% if messages | selectattr('role', 'equalto', 'user') | list == [] %}{{ raise_exception('no user') }}{% endif %}"
+    tokenizer.chat_template = wants_user + TOKENIZER.chat_template
+    rules = dataclasses.replace(asked.prompt, messages=[{"role": "system", "content": "rules"}])
+    async with worker_of(counting(), config_of(f"{HERE}:{environment}"), tokenizer=tokenizer) as worker:
+        (batch,) = await collected(worker, dataclasses.replace(asked, prompt=rules))
+    (row,) = batch.to_pylist()
+    assert f"<|im_start|>user\n{prompt}<|im_end|>" in row["prompt_text"]
 
 
 async def test_rewards_along_the_way_stand_at_the_last_token_of_their_turn():

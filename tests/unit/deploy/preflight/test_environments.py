@@ -43,6 +43,17 @@ def test_an_environment_is_started_and_no_judge_is_asked(tmp_path, model):
     assert "judge none: environments reward their episodes" in text
 
 
+def test_a_system_message_alone_is_no_whole_prompt_only_where_no_environment_adds_to_it(tmp_path):
+    """Templates that want a user's message refused the prompts that are advised for Gymnasium."""
+    wants_user = (
+        "{% if messages[0].role == 'system' and messages | length == 1 %}{{ raise_exception('no user') }}{% endif %}"
+    )
+    model = make_tiny_model(tmp_path / "model", chat_template=wants_user + TEMPLATE)
+    rows = [{"messages": [{"role": "system", "content": str(number)}]} for number in range(2)]
+    assert "no user" not in shown(run(tmp_path, model, f"environment={ENVIRONMENT}", rows=rows))
+    assert "no user" in refusal(run(tmp_path, model, rows=rows))
+
+
 @pytest.mark.parametrize(
     ("world", "said"), [("seeded", "had the same observations in 4 turns"), ("of_its_index", "DIFFERS")]
 )
