@@ -150,7 +150,7 @@ class Speech:
             replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
-        return replace(reply, reasoning=reply.reasoning or reasoning, calls=calls)
+        return replace(reply, reasoning=reasoning if reply.reasoning is None else reply.reasoning, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
         """Whether the template writes these ids from the whole conversation at once, as a server that keeps no tokens would show it to the

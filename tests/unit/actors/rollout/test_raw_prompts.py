@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn
+from actors.reasoning import after_reasoning
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
@@ -114,6 +115,17 @@ def test_reasoning_that_ends_with_the_turn_has_no_stop_token(name):
     said = telling.say(Asked(), [*telling.ids("<think>\nI do not know"), telling.end])
     assert (said.reasoning or "").removeprefix("<think>").strip() == "I do not know"
     assert said.text == ""
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "nemotron", "qwen35"])
+def test_reasoning_that_is_closed_at_once_is_apart_from_the_answer_of_an_episode_at_a_limit(name):
+    """Where a parser reads the replies, judges took the answer for thoughts: its message had no reasoning."""
+    telling = Telling(name)
+    said = telling.say(Asked(), [*telling.ids("</think>\n\n4"), telling.end])
+    (segment,) = telling.segments
+    assert segment.prompt_text.endswith("<think>\n") and (said.reasoning, said.text) == ("", "4")
+    given = {"prompt": segment.prompt_text, "finish_reason": "length", "messages": segment.messages}
+    assert after_reasoning(said.text, **given) == "4"
 
 
 class Telling:
