@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
-from actors.chat.derivation import THINK
+from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
 from actors.reasoning import parted
@@ -38,7 +38,8 @@ class Speech:
         self._has_own_parser = parser is not None
         proven = self._report.parser
         self._parser = parser or (proven and proven.parser)
-        self._knows_reasoning = THINK in self.turns.template.source
+        # Some templates only cut earlier reasoning out, which they find by its end.
+        self._knows_reasoning = any(tag in self.turns.template.source for tag in (THINK, END_OF_THINK))
 
     @property
     def max_context(self) -> int:

@@ -1,5 +1,6 @@
 """Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -42,6 +43,12 @@ def speech_of(name: str, *, parser: NamedParser | None = None) -> Speech:
     return Speech(ChatFormatter(tokenizer, max_context=512, stop_token_ids=stops), parser=parser)
 
 
+def speech_with(template: str) -> Speech:
+    tokenizer = copy.copy(tokenizer_of("chatml"))
+    tokenizer.chat_template = template
+    return Speech(ChatFormatter(tokenizer, max_context=512))
+
+
 def say(*, text: str, tools: Any) -> tuple[str, list[Any]]:
     return text, []
 
@@ -82,6 +89,24 @@ def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template
     sampled = speech.turns.encoder.encode_on("<think>Hm.</think>It is 42.")
     reply = speech.hear(sampled, written_ids=[])
     assert (reply.reasoning, reply.text) == (reasoning, text)
+
+
+CUTTING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("history", "shown"), [("append", "<think>Hm.</think>4"), ("template", "4")])
+def test_a_template_that_only_cuts_reasoning_out_knows_it(history, shown):
+    """As that of the first distilled R1 models: environments got the thoughts as words."""
+    telling = Telling(speech=speech_with(CUTTING), history=history)
+    for messages in ((), (PLAY,)):
+        said = telling.say(Asked(messages=messages), [*telling.ids("<think>Hm.</think>4"), telling.end])
+        assert (said.reasoning, said.text) == ("Hm.", "4")
+    context = telling.encoder.decode(telling.segments[-1].context_ids)
+    turns = [f"{BEGINNING}{shown}<|im_end|>\n", f"{BEGINNING}<think>Hm.</think>4<|im_end|>"]
+    assert context == "".join(turns)
 
 
 def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
