@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
+from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
 from actors.chat.rendering import ChatTemplate, Message, fresh_word
@@ -79,6 +80,18 @@ class ChatFormatter:
     def _encoder(self) -> TextEncoder:
         return TextEncoder(self._tokenizer, template=self._template.source)
 
+    @cached_property
+    def _special_tags(self) -> frozenset[int]:
+        """The tags of reasoning that the tokenizer calls special."""
+        vocabulary = self._tokenizer.get_vocab()
+        known = [vocabulary[tag] for tag in (THINK, END_OF_THINK) if tag in vocabulary]
+        return frozenset(each for each in known if not self.searched([each]))
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(index for index, token in added if token.special)
+
     @property
     def num_token_ids(self) -> int:
         """Number of ids that the tokenizer knows: from 0 to one less."""
@@ -149,7 +162,15 @@ class ChatFormatter:
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string."""
+        """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string and the tags of
+        its reasoning, even if the tokenizer calls these special."""
+        if self._special_tags.isdisjoint(token_ids):
+            return self.searched(token_ids)
+        shown = [each for each in token_ids if each in self._special_tags or each not in self._special_ids]
+        return self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def searched(self, token_ids: Sequence[int]) -> str:
+        """The text in which the engine looks for stop texts: without any special token."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:

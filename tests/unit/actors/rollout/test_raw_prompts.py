@@ -91,6 +91,16 @@ def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template
     assert (reply.reasoning, reply.text) == (reasoning, text)
 
 
+def test_reasoning_in_special_tags_is_none_of_the_words():
+    """All was reasoning: the tag that ends it was dropped."""
+    tokenizer = copy.deepcopy(tokenizer_of("deepseek_r1"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    speech = Speech(ChatFormatter(tokenizer, max_context=512))
+    written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<think>\n", "Hm.\n</think>\n\nIt is 42."))
+    reply = speech.hear([*sampled, tokenizer.eos_token_id], written_ids=written)
+    assert (reply.reasoning, reply.text) == ("Hm.", "It is 42.")
+
+
 CUTTING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
