@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
 from actors.chat.rendering import ChatTemplate, Message, fresh_word
 from actors.chat.turns import Turns
+from actors.reasoning import CHANNEL, CHANNEL_MARKS, END_OF_THINK, THINK, without_channels
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -81,10 +81,16 @@ class ChatFormatter:
         return TextEncoder(self._tokenizer, template=self._template.source)
 
     @cached_property
+    def has_channels(self) -> bool:
+        """Whether the model writes its reasoning in a channel, as gpt-oss does."""
+        return CHANNEL in self._tokenizer.get_vocab()
+
+    @cached_property
     def _special_tags(self) -> frozenset[int]:
-        """The tags of reasoning that the tokenizer calls special."""
+        """The tags of reasoning and the marks of channels that the tokenizer calls special."""
         vocabulary = self._tokenizer.get_vocab()
-        known = [vocabulary[tag] for tag in (THINK, END_OF_THINK) if tag in vocabulary]
+        tags = (THINK, END_OF_THINK, *(CHANNEL_MARKS if self.has_channels else ()))
+        known = [vocabulary[tag] for tag in tags if tag in vocabulary]
         return frozenset(each for each in known if not self.searched([each]))
 
     @cached_property
@@ -163,11 +169,12 @@ class ChatFormatter:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string and the tags of
-        its reasoning, even if the tokenizer calls these special."""
+        its reasoning, even if the tokenizer calls these special. Reasoning in a channel (gpt-oss) gets the tags."""
         if self._special_tags.isdisjoint(token_ids):
             return self.searched(token_ids)
         shown = [each for each in token_ids if each in self._special_tags or each not in self._special_ids]
-        return self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return without_channels(text) if self.has_channels else text
 
     def searched(self, token_ids: Sequence[int]) -> str:
         """The text in which the engine looks for stop texts: without any special token."""

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.reasoning import parted
+from actors.reasoning import CHANNEL, END_OF_THINK, THINK, parted, with_tags
 from actors.rollout.stop_seam import HALF_CHARACTER
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
@@ -39,7 +38,7 @@ class Speech:
         proven = self._report.parser
         self._parser = parser or (proven and proven.parser)
         # Some templates only cut earlier reasoning out, which they find by its end.
-        self._knows_reasoning = any(tag in self.turns.template.source for tag in (THINK, END_OF_THINK))
+        self._knows_reasoning = any(tag in self.turns.template.source for tag in (THINK, END_OF_THINK, CHANNEL))
 
     @property
     def max_context(self) -> int:
@@ -189,7 +188,9 @@ class Speech:
 
     def _parted(self, sampled: str, written: str) -> tuple[str | None, str]:
         """As `parted`. With a template that knows no reasoning all is words: it would not show the reasoning to the model again."""
-        return parted(sampled, prompt=written) if self._knows_reasoning else (None, sampled)
+        if not self._knows_reasoning:
+            return None, sampled
+        return parted(with_tags(sampled) if self._formatter.has_channels else sampled, prompt=written)
 
     def _require_known(self, token_ids: Sequence[int]) -> None:
         count = self._formatter.num_token_ids

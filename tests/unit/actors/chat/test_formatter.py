@@ -142,6 +142,16 @@ def of_family(name: str) -> ChatFormatter:
     return ChatFormatter(tokenizer, max_context=64, stop_token_ids=stops)
 
 
+def test_the_answer_of_a_model_with_channels_is_its_final_one():
+    """Judges got 'analysis2 and 2.assistantfinal4'."""
+    said = "<|channel|>analysis<|message|>2 and 2.<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
+    text = of_family("harmony").decode(tokenizer_of("harmony")(said, add_special_tokens=False).input_ids)
+    assert text == "<think>2 and 2.</think>4"
+    # Other tokenizers' `<|end|>` ends a turn, and the marks are text.
+    phi = of_family("phi3")
+    assert phi.decode(tokenizer_of("phi3")("4<|channel|><|end|>", add_special_tokens=False).input_ids) == "4<|channel|>"
+
+
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [

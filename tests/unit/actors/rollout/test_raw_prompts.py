@@ -1,6 +1,7 @@
 """Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
 
 import copy
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -96,9 +97,41 @@ def test_reasoning_in_special_tags_is_none_of_the_words():
     tokenizer = copy.deepcopy(tokenizer_of("deepseek_r1"))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     speech = Speech(ChatFormatter(tokenizer, max_context=512))
-    written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<think>\n", "Hm.\n</think>\n\nIt is 42."))
-    reply = speech.hear([*sampled, tokenizer.eos_token_id], written_ids=written)
+    said = f"Hm.\n</think>\n\nIt is 42.{tokenizer.eos_token}"
+    written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<think>\n", said))
+    reply = speech.hear(sampled, written_ids=written)
     assert (reply.reasoning, reply.text) == ("Hm.", "It is 42.")
+
+
+def call_of_harmony(*, text: str, tools: Any) -> tuple[str, list[Any]]:
+    head, _, arguments = text.partition("<|message|>")
+    name = head.partition("to=functions.")[2].partition("<|")[0]
+    return ("", [{"name": name, "arguments": json.loads(arguments)}]) if name else (arguments, [])
+
+
+@pytest.mark.parametrize("parser", [None, NamedParser(Plugin(name=f"{__name__}:call_of_harmony"))])
+@pytest.mark.parametrize(("history", "num_segments"), [("append", 1), ("template", 2)])
+def test_the_channels_of_a_reply_are_reasoning_and_words(parser, history, num_segments):
+    """Environments got 'analysisHm.assistantfinalIt is 42.'"""
+    telling = Telling(speech=speech_of("harmony", parser=parser), history=history)
+    sampled = telling.ids(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 42."
+    )
+    for messages in ((), (PLAY,)):
+        said = telling.say(Asked(messages=messages), [*sampled, telling.end])
+        assert (said.reasoning, said.text) == ("Hm.", "It is 42.")
+    assert len(telling.segments) == num_segments
+    begun = telling.segments[-1].prompt_text
+    assert ("<|channel|>final<|message|>It is 42.<|end|>" in begun, "Hm." in begun) == (num_segments == 2, False)
+
+
+def test_a_parser_of_anothers_gets_the_channels_without_the_reasoning():
+    speech = speech_of("harmony", parser=NamedParser(Plugin(name=f"{__name__}:call_of_harmony")))
+    call = '<|start|>assistant to=functions.t<|channel|>commentary json<|message|>{"n": 3}<|call|>'
+    sampled = speech.turns.encoder.encode_on(f"<|channel|>analysis<|message|>Hm.<|end|>{call}")
+    reply = speech.hear(sampled, written_ids=[], tools=[TOOL])
+    assert (reply.reasoning, reply.text) == ("Hm.", "")
+    assert reply.calls == (ToolCall(name="t", arguments={"n": 3}, id="call00000"),)
 
 
 CUTTING = (
