@@ -17,7 +17,6 @@ import yaml
 from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
-from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.line_checks import wrong_event, wrong_phase, wrong_status, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
@@ -42,6 +41,7 @@ TRACKED = "tracked.json"
 """The run's name at trackers, the same for all its drivers."""
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
+LEARNED = "learned"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
 _CHECKS = {
