@@ -23,6 +23,7 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
+from cluster.saving import SavingRules
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
@@ -32,7 +33,7 @@ from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.notices import ended_by_notices
 from deploy.cluster_up.seats import seats
 from deploy.cluster_up.waiting import AwaitedNodes, available
-from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
+from deploy.cluster_up.wiring import Cluster, timesheet_of, wire
 from deploy.named_files import refuse_other_files
 from deploy.reports.passport import write_passport
 
@@ -120,15 +121,18 @@ async def learner_alone(
         background() as tasks,
     ):
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
-        recorder, learner = learning(
-            config,
-            seats=taken,
-            specs=specs,
-            ledger=ledger,
+        recorder = SupervisedActor(specs.recorder(), start=taken.start, supervisor=supervisor)
+        learner = LearnerGroup(
+            config=config,
+            ranks=specs.learner_ranks(),
+            spawn=taken.spawn,
             supervisor=supervisor,
+            recorder=recorder,
+            ledger=ledger,
             checkpoints=checkpoints,
-            provenance=provenance,
+            saving=SavingRules(config),
             written=log.written,
+            provenance=provenance,
         )
         spec = specs.reference_scorer()
         reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None
