@@ -228,14 +228,15 @@ def same(name: str, ours: str, note: str = "") -> Row:
     return Row(of=name, ours=ours, make=make, note=note)
 
 
-def only(way_out: str, allowed: Mapping[str, Any]) -> Row:
-    """A row that refuses all but the `allowed` values of settings: one value, or a tuple of them."""
-    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in allowed.items()}
+def only(way_out: str, names: str, also: Mapping[str, Any] | None = None) -> Row:
+    """A row that refuses all values of settings but the peer's defaults. `also`: a second value that is allowed, by setting."""
+    more = also or {}
 
     def make(given: Given) -> Made:
-        for name, values in choices.items():
-            if given[name] not in values:
+        for name in names.split():
+            default = given.defaults[name]
+            if given[name] not in (default, more.get(name, default)):
                 given.refuse(name, f"is not supported: {way_out}")
         return {}
 
-    return Row(of=" ".join(choices), ours="", make=make, note=f"{way_out[0].upper()}{way_out[1:]}.")
+    return Row(of=names, ours="", make=make, note=f"{way_out[0].upper()}{way_out[1:]}.")
