@@ -4,12 +4,14 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from deploy.importing.script import Unresolved
 from learner.algorithms.objective.inert import waits_for_ratios
+
+T = TypeVar("T")
 
 Made = dict[str, Any]
 """Our settings by full name."""
@@ -71,6 +73,13 @@ class Given:
                 value = 1
             found.append(value)
         return found
+
+    def chosen(self, name: str, known: Mapping[str, T], *, why: str = "is unknown") -> T | None:
+        """The entry of `known` for the setting's value. Any other value is refused, and has None."""
+        value = self[name]
+        if value not in known:
+            self.refuse(name, f"{why}; use one of {', '.join(known)}")
+        return known.get(value)
 
     def refuse(self, name: str, way_out: str) -> None:
         shown = self.values.get(name, self.defaults.get(name))

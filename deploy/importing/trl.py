@@ -407,10 +407,8 @@ def _sampling(given: Given) -> Made:
 def _schedule(given: Given) -> Made:
     kind, warmup = given["lr_scheduler_type"], given["warmup_steps"]
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-    if kind not in known:
-        given.refuse("lr_scheduler_type", f"is not supported; use one of {', '.join(known)}")
+    made: Made = {"optimizer.schedule": given.chosen("lr_scheduler_type", known, why="is not supported")}
     _, mini_batches, iterations = _updates(given)
-    made: Made = {"optimizer.schedule": known.get(kind)}
     length, steps = _steps(given), 0
     if kind != "constant" and warmup:
         steps = math.ceil(warmup * length if warmup < 1 else warmup / (mini_batches * iterations))

@@ -409,10 +409,7 @@ def _advantage(given: Given) -> Made:
         "reinforce_plus_plus": {"name": "cumulative_returns", "gamma": given["algorithm.gamma"]},
         "reinforce_plus_plus_baseline": {"name": "mean_centered", "singleton": "raw"},
     }
-    if kind not in known:
-        given.refuse("algorithm.adv_estimator", f"is not supported; use one of {', '.join(known)}")
-        return {}
-    made: Made = {"algorithm.advantage": known[kind]}
+    made: Made = {"algorithm.advantage": given.chosen("algorithm.adv_estimator", known, why="is not supported")}
     return made | ({"algorithm.advantage_shaping": ["whiten"]} if kind in _WHITENED else {})
 
 
@@ -438,9 +435,6 @@ def _loss(given: Given) -> Made:
         "cispo": {"name": "cispo", "epsilon_min": max(1 - low, 0.0), "epsilon_max": 1 + high, **clamp},
         "dro": {"name": "dro", "beta": given[f"{_ACTOR}.policy_loss.dro_beta"]},
     }
-    if mode not in known:
-        given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not supported; use one of {', '.join(known)}")
-        return {}
     if mode == "vanilla" and cap <= 1:
         given.refuse(f"{_ACTOR}.clip_ratio_c", "is an error in verl too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
@@ -449,7 +443,7 @@ def _loss(given: Given) -> Made:
         given.refuse(
             f"{_ACTOR}.loss_agg_mode", "is ignored by verl's SAPO loss; use seq-mean-token-mean, which it applies"
         )
-    return {"algorithm.policy_loss": known[mode]}
+    return {"algorithm.policy_loss": given.chosen(f"{_ACTOR}.policy_loss.loss_mode", known, why="is not supported")}
 
 
 def _aggregation_of(given: Given) -> Any:
@@ -467,9 +461,7 @@ def _aggregation_of(given: Given) -> Any:
         "seq-mean-token-sum": "sequence_sum_mean",
         "seq-mean-token-mean": "sequence_mean",
     }
-    if mode not in known:
-        given.refuse(f"{_ACTOR}.loss_agg_mode", f"is unknown; use one of {', '.join(known)}")
-    return known.get(mode)
+    return given.chosen(f"{_ACTOR}.loss_agg_mode", known)
 
 
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -488,9 +480,7 @@ def _kl(given: Given) -> Made:
             )
         terms["loss"] = {"coefficient": given[f"{_ACTOR}.kl_loss_coef"], "estimator": estimator}
     if given["algorithm.use_kl_in_reward"] and given["algorithm.kl_ctrl.kl_coef"]:
-        estimator = _ESTIMATORS.get(given["algorithm.kl_penalty"])
-        if estimator is None:
-            given.refuse("algorithm.kl_penalty", f"is unknown; use one of {', '.join(_ESTIMATORS)}")
+        estimator = given.chosen("algorithm.kl_penalty", _ESTIMATORS)
         if given["algorithm.kl_ctrl.type"] != "fixed":
             given.refuse(
                 "algorithm.kl_ctrl.type",
