@@ -227,14 +227,14 @@ def last_share(kind: str, length: int, *, steps: int | None = None, lowest: floa
     return lowest + (1 - lowest) * decayed
 
 
-def same(name: str, ours: str, note: str = "") -> Row:
-    """A row that takes over the peer's value. None leaves our setting out."""
+def same(name: str, ours: str, note: str = "", *, needs: str = "") -> Row:
+    """A row that takes over the peer's value. None leaves our setting out. `needs`: a switch without which the peer ignores its setting."""
 
     def make(given: Given) -> Made:
-        value = given[name]
+        value = given[name] if not needs or given[needs] else None
         return {} if value is None else {ours: value}
 
-    return Row(of=name, ours=ours, make=make, note=note)
+    return Row(of=f"{name} {needs}".strip(), ours=ours, make=make, note=note)
 
 
 def only(way_out: str, names: str, also: Mapping[str, Any] | None = None) -> Row:

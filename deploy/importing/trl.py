@@ -132,16 +132,6 @@ def _prompts(given: Given) -> Made:
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
-def _of_vllm(name: str, ours: str) -> Row:
-    """As `same`, for a setting that TRL ignores without vLLM."""
-
-    def make(given: Given) -> Made:
-        value = given[name] if given["use_vllm"] else None
-        return {} if value is None else {ours: value}
-
-    return Row(of=f"{name} use_vllm", ours=ours, make=make, note="Only with `use_vllm`.")
-
-
 def _judge(given: Given, name: str) -> dict[str, Any]:
     """`my_rewards.kind` is the function `kind` of the module `my_rewards`. A name without a dot is TRL's own function."""
     module, _, function = name.rpartition(".")
@@ -460,7 +450,7 @@ TRL = Peer(
             make=_dtype,
             note="The compute type: bfloat16, or with `bf16: false` the type of the weights, `dtype`. Master weights here are float32.",
         ),
-        _of_vllm("vllm_max_model_length", "model.max_context"),
+        same("vllm_max_model_length", "model.max_context", "Only with `use_vllm`.", needs="use_vllm"),
         Row(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
@@ -475,7 +465,7 @@ TRL = Peer(
             note="TRL's learner applies the temperature and ignores top_p, top_k and min_p; here it applies all four.",
         ),
         same("repetition_penalty", "sampling.repetition_penalty", "*Biased* in both systems."),
-        _of_vllm("vllm_structured_outputs_regex", "sampling.regex"),
+        same("vllm_structured_outputs_regex", "sampling.regex", "Only with `use_vllm`.", needs="use_vllm"),
         Row(
             of="reward_funcs reward_weights multi_objective_aggregation",
             ours="reward.judge reward.parts",
