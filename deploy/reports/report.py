@@ -3,10 +3,8 @@
 Contents: configuration, in words and in full; curves; samples before and after; failures and restarts; time; passport; next commands.
 """
 
-import base64
 import contextlib
 import functools
-import hashlib
 import json
 import shlex
 import sys
@@ -17,7 +15,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-import deploy.viewer
 from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
@@ -33,12 +30,14 @@ from deploy.reports.run_info import config_of, failed_rewards, left_parts
 from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
+from deploy.viewer.page import HERE as VIEWER
 from deploy.viewer.page import number, seconds, when
+from deploy.viewer.safety import source
 from deploy.whole_files import write_whole
 from learner.checkpoint.card import in_words
 
 _HERE = Path(__file__).parent
-_STYLES = (Path(deploy.viewer.__file__).parent / "static" / "style.css", _HERE / "report.css")
+_STYLES = (VIEWER / "static" / "style.css", _HERE / "report.css")
 """The viewer's styles, then those of a report."""
 _MOST_EVENTS = 100
 _ALSO_SHOWN = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
@@ -77,9 +76,8 @@ def html(directory: RunDirectory, steps: Sequence[Mapping[str, Any]] | None = No
     """The whole page. `steps` are the lines of metrics.jsonl, if they were read already. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = _environment().get_template("report.html")
-    return writable(template.render(style=style, style_digest=digest, **_content(directory, config, steps)))
+    return writable(template.render(style=style, style_source=source(style), **_content(directory, config, steps)))
 
 
 def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
