@@ -34,7 +34,7 @@ _PREFIX = re.compile(r"(/[\w.~-]+)+")
 class Guard:
     """Wraps the application in these rules and handles the URL prefix of a proxy."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None, root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None, root_path: str) -> None:
         """`hosts` are names without ports. `root_path` is the prefix, unless the proxy sends it as `X-Forwarded-Prefix`."""
         self._app = app
         self._hosts = {host.lower() for host in hosts}
