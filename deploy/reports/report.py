@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from actors.writable import writable
 from cluster.contracts.config import RunConfig
@@ -31,7 +31,7 @@ from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
 from deploy.viewer.page import HERE as VIEWER
-from deploy.viewer.page import number, seconds, when
+from deploy.viewer.page import number, templates
 from deploy.viewer.safety import source
 from deploy.whole_files import write_whole
 from learner.checkpoint.card import in_words
@@ -166,10 +166,8 @@ def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str
 
 @functools.cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    made.filters |= {"number": number, "when": when, "seconds": seconds, "score": _score}
+    made = templates(_HERE, trim_blocks=True, lstrip_blocks=True)
+    made.filters["score"] = _score
     return made
 
 

@@ -121,7 +121,12 @@ def asked_whole_number(request: Request, name: str) -> int | None:
 
 @functools.cache
 def _environment() -> Environment:
-    made = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
+    return templates(HERE / "templates")
+
+
+def templates(folder: Path, **options: Any) -> Environment:
+    """The templates of a folder. They get the filters `number`, `when` and `seconds`, and an unknown name in them is an error."""
+    made = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, **options)
     made.filters |= {"number": number, "when": when, "seconds": seconds}
     return made
 
