@@ -88,6 +88,7 @@ def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping
     steps = read_lines(directory) if steps is None else steps
     passport = directory.read_json(PASSPORT)
     happened = _happened(events)
+    shown, interruptions = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"})), marks(events)
     return {
         "name": directory.name,
         "place": directory.path(),
@@ -98,7 +99,7 @@ def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping
         "run_yaml": dumped(hidden(directory.settings())),
         "summary": summary_of(directory, steps),
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
-        "drawings": _drawings(steps, events, config),
+        "drawings": [drawing(panel, interruptions, steps_of(shown)) for panel in shown],
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "num_interruptions": sum(
             event["kind"] in ("failure", "resumed") and not fleet.is_drain(event) for event in events
@@ -124,11 +125,6 @@ def state_of(events: Sequence[Mapping[str, Any]], *, owner: str | None) -> str:
     if last is None:
         return "starting"
     return last["kind"] if last["kind"] != "launched" else "running" if owner else "killed"
-
-
-def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:
-    shown = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"}))
-    return [drawing(panel, marks(events), steps_of(shown)) for panel in shown]
 
 
 def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
