@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_BEGINS, _ENDS = "<think>", "</think>"
+THINK, END_OF_THINK = "<think>", "</think>"
 
 
 def after_reasoning(
@@ -15,20 +15,20 @@ def after_reasoning(
     write it, and the text reached a limit without `</think>`, the answer is empty. This is not so if the last message of `messages` has its
     reasoning apart, as in an episode: then the text is only the words after it. Peers: TRL `reasoning_accuracy_reward`
     """
-    _, has_ended, answer = text.rpartition(_ENDS)
-    was_cut_off = not has_ended and finish_reason == "length" and prompt.rstrip().endswith(_BEGINS)
+    _, has_ended, answer = text.rpartition(END_OF_THINK)
+    was_cut_off = not has_ended and finish_reason == "length" and prompt.rstrip().endswith(THINK)
     if was_cut_off and not _is_apart(messages):
         return ""
-    return answer.partition(_BEGINS)[0]
+    return answer.partition(THINK)[0]
 
 
 def parted(text: str, *, prompt: str) -> tuple[str | None, str]:
     """The reasoning with which a reply begins, or None, and the words after it. Reasoning that is closed at once is an empty text. After
     reasoning that is never closed there are no words."""
-    thoughts, has_ended, words = text.partition(_ENDS)
-    if not (prompt.rstrip().endswith(_BEGINS) or thoughts.lstrip().startswith(_BEGINS)):
+    thoughts, has_ended, words = text.partition(END_OF_THINK)
+    if not (prompt.rstrip().endswith(THINK) or thoughts.lstrip().startswith(THINK)):
         return None, text
-    reasoning = thoughts.replace(_BEGINS, "", 1).strip()
+    reasoning = thoughts.replace(THINK, "", 1).strip()
     return reasoning if reasoning or has_ended else None, words.lstrip()
 
 

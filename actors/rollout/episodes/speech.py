@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
-from actors.chat.derivation import THINK
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.reasoning import parted
+from actors.reasoning import THINK, parted
 from actors.rollout.stop_seam import HALF_CHARACTER
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
