@@ -284,6 +284,13 @@ def test_a_sink_of_ones_own_need_not_close_well(directory, monkeypatch):
     assert open_log(config.model_copy(update={"sinks": config.sinks[:1]}), directory=directory, num_steps=1)
 
 
+def test_a_sink_of_ones_own_without_close_is_not_waited_for(directory, capsys):
+    """Seen in review: its thread ended with a traceback, and the run's end waited half a minute for it."""
+    MetricLog([SimpleNamespace(step=print, event=print)], directory=directory).close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SimpleNamespace is left out from now on: AttributeError" in line
+
+
 def test_a_judges_components_are_metrics_of_the_step():
     summaries = [
         group_summary(0, rewards=(1.0, 0.0), reward_components={"format": (1.0, 0.5), "mean": (7.0, None)}),
