@@ -47,7 +47,9 @@ def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConf
     prompts = settings.get("prompts")
     if isinstance(prompts, dict) and (rows := without_folder(prompts.get("path"))) and directory.exists(rows):
         settings["prompts"] = {**prompts, "path": directory.path(rows)}
-    return configuration.as_recorded(settings, overrides, source=directory.path(RUN_YAML))
+    # Of overrides of the algorithm, what a run file need not say is filled in.
+    is_complete = not any(each.startswith("algorithm") for each in overrides)
+    return configuration.as_recorded(settings, overrides, source=directory.path(RUN_YAML), is_complete=is_complete)
 
 
 def table(directory: RunDirectory) -> Table:

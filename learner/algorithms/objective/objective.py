@@ -50,22 +50,30 @@ class Objective:
 
     @classmethod
     def from_config(
-        cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1, max_lag: int | None = None
+        cls,
+        algorithm: AlgorithmConfig,
+        *,
+        updates_per_step: int = 1,
+        max_lag: int | None = None,
+        refuses_inert: bool = True,
     ) -> "Objective":
-        """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out. `max_lag`: bound on the
-        age of tokens in policy versions; None: not known."""
+        """Raises ConfigError for parts that do not exist or contradict each other, and with `refuses_inert` for options without effect,
+        naming field, value and way out. `max_lag`: bound on the age of tokens in policy versions; None: not known."""
         parts = Parts.from_config(algorithm)
         checks.refuse_contradictions(parts)
-        refuse_inert(parts, updates_per_step=updates_per_step, max_lag=max_lag)
+        if refuses_inert:
+            refuse_inert(parts, updates_per_step=updates_per_step, max_lag=max_lag)
         return cls(parts, updates_per_step=updates_per_step)
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> "Objective":
-        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`."""
+    def of_run(cls, config: RunConfig, *, is_new: bool = False) -> "Objective":
+        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`. A run that has begun keeps its options
+        without effect, which an earlier version may have accepted."""
         return cls.from_config(
             _weighted_as_parts(config),
             updates_per_step=config.learner.updates_per_step,
             max_lag=None if config.recorded is not None else config.buffer.max_off_policy_steps,
+            refuses_inert=is_new,
         )
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
