@@ -18,8 +18,7 @@ from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import record
-from learner.algorithms.objective.seen import TokensSeen
+from learner.algorithms.objective.recording import TokensSeen, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
 from learner.algorithms.registry.variants import Variant
 
@@ -67,18 +66,16 @@ def loss(
     losses["loss"] = torch.stack([each.to(policy_BT.dtype) for each in losses.values()]).sum()
     if values_BT is not None and "returns" in rows.moments:
         values_BT = rows.moments["returns"].restore(values_BT)
-    record(
-        recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
-        policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
-    )  # fmt: skip
     seen = TokensSeen(
         rows=rows,
         policy_BT=policy_BT.detach(),
-        proximal_BT=proximal_BT if _has_its_own_proximal(rows, proximal=parts.config.proximal) else None,
+        proximal_BT=proximal_BT,
+        has_own_proximal=_has_its_own_proximal(rows, proximal=parts.config.proximal),
         corrections_BT=corrections_BT,
         losses=policy_losses,
         entropies_BT=None if entropies_BT is None else entropies_BT.detach(),
     )
+    record(recorder, seen, values_BT=values_BT, value_losses=value_losses, losses=losses)
     return LossResult(loss=losses["loss"], statistics=recorder.statistics(), seen=seen)
 
 
