@@ -161,7 +161,7 @@ def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan
 def _needs(config: RunConfig) -> Collection[str]:
     from learner.algorithms.objective import Objective
 
-    return Objective.of_run(config).needs
+    return Objective.of_run(config, keeps_inert=True).needs
 
 
 async def _start(

@@ -223,7 +223,7 @@ def production(
         note_work=note_work,
     )
 
-    objective = Objective.of_run(config)
+    objective = Objective.of_run(config, keeps_inert=True)
     choose = partial(objective.chosen, group_size=config.buffer.trajectories_per_group)
 
     def destination(buffer: Buffer) -> TrainingGroups:

@@ -143,7 +143,7 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
-    objective = problems.attempt(settings.check_mathematics, config)
+    objective = problems.attempt(settings.check_mathematics, config, keeps_inert=True)  # nothing trains
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_heads, config)

@@ -70,14 +70,14 @@ class Objective:
         return cls(parts, updates_per_step=updates_per_step)
 
     @classmethod
-    def of_run(cls, config: RunConfig, *, is_new: bool = False) -> "Objective":
-        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`. A run that has begun keeps its options
-        without effect, which an earlier version may have accepted."""
+    def of_run(cls, config: RunConfig, *, keeps_inert: bool = False) -> "Objective":
+        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`. `keeps_inert` allows options without
+        effect: preflight refuses them in a new run, and one that has begun keeps those that an earlier version accepted."""
         return cls.from_config(
             _weighted_as_parts(config),
             updates_per_step=config.learner.updates_per_step,
             max_lag=None if config.recorded is not None else config.buffer.max_off_policy_steps,
-            refuses_inert=is_new,
+            refuses_inert=not keeps_inert,
         )
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
