@@ -5,12 +5,10 @@ a zero.
 """
 
 import sys
-from typing import Any
 
 import pyarrow as pa
-from transformers import AutoConfig, AutoTokenizer
 
-from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
+from actors.chat.hub import config_and_tokenizer
 from actors.reward_service.service import Told, told
 from cluster.contracts import schema
 from cluster.contracts.errors import ConfigError, DataError, headline
@@ -28,14 +26,7 @@ class Reading:
         does not load or lacks the chat template that `messages` needs.
         """
         refuse_unpinned(config.path, config.revision, section=field)
-        try:
-            model: Any = AutoConfig.from_pretrained(config.path, revision=config.revision)
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{field}.path={config.path!r} does not load: {why_not_loaded(error, path=config.path)}"
-            ) from error
-        refuse_empty_tokenizer(self._tokenizer, path=config.path, field=f"{field}.path")
+        model, self._tokenizer = config_and_tokenizer(config.path, field=f"{field}.path", revision=config.revision)
         if not any("ForSequenceClassification" in each for each in model.architectures or ()):
             raise ConfigError(
                 f"{field}.path={config.path!r} is a {', '.join(model.architectures or ('model',))} without a classification head; "

@@ -34,7 +34,7 @@ from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.remote.failures import answer_of
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
-from cluster.supervision.tasks import together
+from cluster.supervision.tasks import all_or_none, together
 from cluster.supervision.turns import GpuTurns
 
 Tell = Callable[[StepStats, list[GroupSummary]], None]
@@ -447,7 +447,8 @@ class LearnerGroup:
     async def _begin(self) -> None:
         config = self._supervisor.config
         self._are_built = False
-        self._ranks = await self._spawn_all()
+        # A rank alone would occupy the seat.
+        self._ranks = await all_or_none(map(self._spawn, self._specs), end=lambda rank: rank.kill())
         address = await self._ranks[0].reserve_address()
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
         self._held, self._are_built = 0, True
@@ -465,16 +466,6 @@ class LearnerGroup:
                 if error.actor is None:  # the driver's own: its disk may be full
                     raise
                 raise failure_of_its_actor(error) from error
-
-    async def _spawn_all(self) -> list[RemoteActor]:
-        """A process for every rank, or none: a single one would occupy the seat."""
-        spawned = await asyncio.gather(*(self._spawn(spec) for spec in self._specs), return_exceptions=True)
-        ranks = [each for each in spawned if isinstance(each, RemoteActor)]
-        failed = [each for each in spawned if isinstance(each, BaseException)]
-        if failed:
-            await asyncio.gather(*(rank.kill() for rank in ranks))
-            raise failed[0]
-        return ranks
 
     async def _published(self, method: str) -> list[Any]:
         """Object refs that the method returns on rank 0, after all ranks have run it. A death meanwhile is healed."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from actors.chat.calls import NamedParser
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn
+from actors.reasoning import END_OF_THINK, THINK
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig

@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from actors.chat.argument_types import with_types
 from actors.chat.rendering import Tool, with_texts
-from actors.reasoning import parted
+from actors.reasoning import END_OF_THINK, parted
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import ConfigError, DataError, headline
@@ -64,7 +64,7 @@ class TemplateParser:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
         text, reasoning = found.get("content") or "", found.get("reasoning_content") or found.get("thinking")
         # The parser leaves out empty reasoning, without which a judge takes the words of a cut off reply for thoughts.
-        if reasoning is None and parted(sampled, prompt=prompt)[0] == "" and "</think>" not in text:
+        if reasoning is None and parted(sampled, prompt=prompt)[0] == "" and END_OF_THINK not in text:
             reasoning = ""
         return Reply(
             text=text,

@@ -6,16 +6,17 @@ values. The result is a guess that a round trip must prove (`round_trip.py`).
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from actors.chat.calls import ToolCall
 from actors.chat.rendered_calls import num_common, num_common_at_end, render_turn
 from actors.chat.rendering import ChatTemplate, Tool
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.errors import DataError
 
-THINK, END_OF_THINK = "<think>", "</think>"
 _ONE = ToolCall(name="zqname", arguments={"zqkeya": "zqvala", "zqkeyb": "zqvalb"})
 _OTHER = ToolCall(name="zqother", arguments={"zqkeyc": "zqvalc", "zqkeyd": "zqvald"})
 _NAME = r"(?P<name>[\w.\-]+)"
@@ -191,19 +192,12 @@ def _closes(around: _Around, stops: Sequence[str]) -> str:
 
 def _json_with(text: str, *held: str) -> _Place | None:
     """The first JSON object or list in `text` that contains all of `held`."""
-    for start, value, end in _json_values(text):
-        if all(each in json.dumps(value) for each in held):
-            return _Place(start=start, end=end)
-    return None
-
-
-def _json_values(text: str) -> Iterator[tuple[int, Any, int]]:
     for found in re.finditer(r"[\[{]", text):
-        try:
+        with suppress(json.JSONDecodeError):
             value, end = json.JSONDecoder().raw_decode(text, found.start())
-        except json.JSONDecodeError:
-            continue
-        yield found.start(), value, end
+            if all(each in json.dumps(value) for each in held):
+                return _Place(start=found.start(), end=end)
+    return None
 
 
 def _path(value: Any, wanted: Any) -> str | None:

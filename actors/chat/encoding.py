@@ -20,6 +20,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any, *, template: str) -> None:
         self._tokenizer = tokenizer
+        self.template = template
         added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if token.content}
         self._added = tuple(token.content for token in added.values())
         self.controls: dict[str, int] = {

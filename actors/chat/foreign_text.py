@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.encoding import TextEncoder
 from actors.chat.rendering import Message, Tool, fresh_word, texts, with_texts
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.errors import DataError
 
 _OWN = (THINK, END_OF_THINK)
@@ -20,11 +20,10 @@ def foreign_ids(
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     *,
-    source: str,
     begins: bool = False,
 ) -> list[int]:
-    """Ids of `text`, which is `render(messages, tools)` by the chat template with this `source`. It continues after other ids, unless it
-    `begins` a conversation.
+    """Ids of `text`, which is `render(messages, tools)` by the encoder's chat template. It continues after other ids, unless it `begins` a
+    conversation.
 
     A text that contains control tokens is cut inside each, and nowhere else; without any, the whole is encoded at once. The tags of
     reasoning in the assistant's words stay control tokens: templates look for them to leave earlier reasoning out. Raises DataError if
@@ -46,7 +45,7 @@ def foreign_ids(
         if encoder.control_ids(token_ids) == own:
             return token_ids
     # Texts that the template joins can form a control token together. The second way cuts these, too.
-    mark = fresh_word("Zqcut", [foreign, source])
+    mark = fresh_word("Zqcut", [foreign, encoder.template])
     for cut in (encoder.cut_inside, encoder.cut_everywhere):
         first, *others = changed(lambda each, cut=cut: cut(each, mark)).split(mark)
         token_ids = [*encode(first), *encoder.encode_pieces(others)]

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig
 
-from actors.chat.encoding import TextEncoder
-from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
-from actors.chat.rendering import ChatTemplate, Message, fresh_word
+from actors.chat.hub import config_and_tokenizer
+from actors.chat.rendering import Message, fresh_word
 from actors.chat.turns import Turns
 from actors.reasoning import CHANNEL, CHANNEL_MARKS, END_OF_THINK, THINK, without_channels
 from cluster.contracts.config import ModelConfig
@@ -54,15 +53,9 @@ class ChatFormatter:
         """
         model = local_model(model, field="model")
         refuse_unpinned_code(model)
-        options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-        try:
-            config = AutoConfig.from_pretrained(model.path, **options)
-            tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"model.path={model.path!r} does not load: {why_not_loaded(error, path=model.path)}"
-            ) from error
-        refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
+        config, tokenizer = config_and_tokenizer(
+            model.path, field="model.path", revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
         return cls(
@@ -73,12 +66,8 @@ class ChatFormatter:
         )
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._tokenizer)
-
-    @cached_property
-    def _encoder(self) -> TextEncoder:
-        return TextEncoder(self._tokenizer, template=self._template.source)
+    def _turns(self) -> Turns:
+        return Turns(self._tokenizer, stop_token_ids=self.stop_token_ids)
 
     @cached_property
     def has_channels(self) -> bool:
@@ -109,7 +98,7 @@ class ChatFormatter:
 
     def turns(self) -> Turns:
         """The model's conversations; it must have a chat template."""
-        return Turns(self._tokenizer, stop_token_ids=self.stop_token_ids)
+        return self._turns
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Messages pass through the chat template; a text stays as it is. A prompt with both uses its messages if the model has a template.
@@ -153,7 +142,7 @@ class ChatFormatter:
         """
         encoded = self.encode(prompt)
         space, end = self._around(prompt, encoded.text, completion)
-        token_ids = self._encoder.encode_after(encoded.token_ids[-1], space + completion)
+        token_ids = self._turns.encoder.encode_after(encoded.token_ids[-1], space + completion)
         if not token_ids:
             raise _refused(prompt, "has an empty completion; leave the row out")
         if end is not None and token_ids[-1] not in self.stop_token_ids:
@@ -190,9 +179,10 @@ class ChatFormatter:
         if not completion or not self.has_template or prompt.messages is None:
             return "", self._tokenizer.eos_token_id
         # A placeholder, since the text of a completion such as `end` is also in `<|im_end|>`.
-        placeholder = fresh_word("Zqsaid", [prompt.messages, self._template.source])
+        template = self._turns.template
+        placeholder = fresh_word("Zqsaid", [prompt.messages, template.source])
         dialogue = [*prompt.messages, {"role": "assistant", "content": placeholder}]
-        before, _, after = _rendered(prompt, self._template, dialogue).rpartition(placeholder)
+        before, _, after = _rendered(prompt, template, dialogue).rpartition(placeholder)
         space = before.removeprefix(prompt_text)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
         ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
@@ -209,7 +199,7 @@ class ChatFormatter:
             raise _refused(prompt, "has neither text nor messages")
         if not self.has_template:
             return _plain_text(prompt)
-        return _rendered(prompt, self._template.prompt, prompt.messages)
+        return _rendered(prompt, self._turns.template.prompt, prompt.messages)
 
 
 def _rendered(prompt: Prompt, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:

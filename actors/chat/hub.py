@@ -1,4 +1,4 @@
-"""Explain in one sentence why a model does not load."""
+"""Load a model's configuration and tokenizer, or explain in one sentence why they do not load."""
 
 import os
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from transformers import AutoConfig, AutoTokenizer
 
 from cluster.contracts.errors import ConfigError, headline
 
@@ -25,6 +26,22 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
         "the hub cannot be reached and it is not in the local cache: download it, and give the folder",
     ),
 )
+
+
+def config_and_tokenizer(path: str, *, field: str, **options: Any) -> tuple[Any, Any]:
+    """As transformers loads them with these options. Raises ConfigError naming `field` when they do not load, or the tokenizer
+    `is_empty`."""
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{field}={path!r} does not load: {why_not_loaded(error, path=path)}") from error
+    if is_empty(tokenizer):
+        raise ConfigError(
+            f"{field}={path!r} has no tokenizer; copy the files of the model's own there, tokenizer.json and tokenizer_config.json, or "
+            "save it with the tokenizer's save_pretrained"
+        )
+    return config, tokenizer
 
 
 def why_not_loaded(error: BaseException, *, path: str) -> str:
@@ -46,15 +63,6 @@ def _reason(error: BaseException) -> str:
 def is_empty(tokenizer: Any) -> bool:
     """Whether all tokens but one at most are special: transformers makes such a tokenizer from a folder without its files."""
     return len(tokenizer) - len(tokenizer.all_special_ids) < 2
-
-
-def refuse_empty_tokenizer(tokenizer: Any, *, path: str, field: str) -> None:
-    """Raises ConfigError for a tokenizer that `is_empty`."""
-    if is_empty(tokenizer):
-        raise ConfigError(
-            f"{field}={path!r} has no tokenizer; copy the files of the model's own there, tokenizer.json and tokenizer_config.json, or "
-            "save it with the tokenizer's save_pretrained"
-        )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

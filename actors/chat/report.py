@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.chat.after_turn import ASKED
-from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.rendered_calls import num_common
 from actors.chat.rendering import ChatTemplate, Message
 from actors.chat.round_trip import PROBE_TOOLS, ProvenParser, find_parser
 from actors.chat.turns import Turns
+from actors.reasoning import END_OF_THINK, THINK
 from cluster.contracts.errors import ConfigError, DataError
 
 _SAID, _THOUGHT, _RULE = "Zqsaid", "Zqthought", "Zqrule"

@@ -27,8 +27,8 @@ class Suffix:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPrompt:
     token_ids: list[int]
-    num_written: int
-    """Number of ids at the end that were not sampled: the suffix without the part that the model sampled."""
+    written_ids: list[int]
+    """The end of `token_ids` that was not sampled: the suffix without the part that the model sampled."""
 
 
 class Turns:
@@ -57,7 +57,7 @@ class Turns:
             return self.template.prompt(messages, tools=tools)
 
         text = render(messages, tools)
-        return text, foreign_ids(self.encoder, text, render, messages, tools, source=self.template.source, begins=True)
+        return text, foreign_ids(self.encoder, text, render, messages, tools, begins=True)
 
     def next_prompt(
         self,
@@ -79,7 +79,7 @@ class Turns:
         ends_by_itself = finish_reason is FinishReason.STOP and sampled_ids and sampled_ids[-1] in self._stop_token_ids
         is_closed = ends_by_itself and sampled_ids[-1:] == suffix.close_ids[-1:]
         written = suffix.token_ids[len(suffix.close_ids) :] if is_closed else suffix.token_ids
-        return NextPrompt(token_ids=[*prompt_ids, *sampled_ids, *written], num_written=len(written))
+        return NextPrompt(token_ids=[*prompt_ids, *sampled_ids, *written], written_ids=written)
 
     def suffix(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Suffix:
         """The suffix for new messages after an assistant's turn. Messages of role `tool` name the call that they answer.
@@ -93,7 +93,7 @@ class Turns:
         def render(changed: Sequence[Message], _: Sequence[Tool]) -> str:
             return after_turn(self.template, changed, tools=tools, stops=self.stops).text
 
-        token_ids = foreign_ids(self.encoder, after.text, render, messages, source=self.template.source)
+        token_ids = foreign_ids(self.encoder, after.text, render, messages)
         close = after.close
         close_ids = self._close_ids.of(close, lambda: self.encoder.encode_on(close)) if close else []
         if token_ids[: len(close_ids)] != close_ids:

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import queue
-import threading
 from collections.abc import Iterator
 
 from pydantic import PositiveInt
@@ -49,21 +48,20 @@ class _Sandboxes:
 
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config
-        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
-        self._places = threading.BoundedSemaphore(min(_MAX_AT_ONCE, os.cpu_count() or 1))
+        self._boxes: queue.LifoQueue[Sandbox | None] = queue.LifoQueue()
+        """The last one that ran is taken first. None stands for one that is not created yet."""
+        for _ in range(min(_MAX_AT_ONCE, os.cpu_count() or 1)):
+            self._boxes.put(None)
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Sandbox]:
         """Raises ConfigError if nothing can confine a program here."""
-        with self._places:
-            try:
-                box = self._free.get_nowait()
-            except queue.Empty:
-                box = Sandbox(self._config)
-            try:
-                yield box
-            finally:
-                self._free.put(box)
+        box = self._boxes.get()
+        try:
+            box = box or Sandbox(self._config)
+            yield box
+        finally:
+            self._boxes.put(box)
 
 
 _sandboxes = functools.cache(_Sandboxes)

@@ -14,6 +14,8 @@ _PASSED_ON = frozenset(
 )  # fmt: skip
 _PREFIXES_PASSED_ON = ("LC_", "MKL_", "OMP_", "OPENBLAS_")
 _MAX_FILE_BYTES = 1024**3
+_CPU_SHARE = 4
+"""Processor seconds for each second of a deadline: the code may compute in threads."""
 
 
 def environment(of: Mapping[str, str], *, names: Collection[str], search_path: Sequence[str]) -> dict[str, str]:
@@ -38,8 +40,9 @@ def limit_resources(*, max_memory_bytes: int) -> None:
         resource.setrlimit(kind, (least, least))
 
 
-def allow_cpu_s(seconds: float) -> None:
-    """Limits processor time from now on. Processes that this one starts inherit the limit, even if they leave the process group."""
+def limit_cpu(*, deadline_s: float) -> None:
+    """Limits processor time from now on, for code with this deadline. Processes that this one starts inherit the limit, even if they leave
+    the process group."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = math.ceil(time.process_time() + seconds)
+    soft = math.ceil(time.process_time() + _CPU_SHARE * deadline_s + 1)
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -2,10 +2,26 @@
 
 import ctypes
 import io
+import json
 import os
 import signal
 import sys
-from typing import TextIO
+from typing import Any, TextIO
+
+
+def begin() -> tuple[TextIO, TextIO, dict[str, Any]]:
+    """Begins a process of `LineProcess`: the pipes as `own_pipes` makes them, and the parent's first line. It ends with its parent, and its
+    group with it."""
+    die_with_parent()
+    requests, answers = own_pipes()
+    end_with_self()
+    return requests, answers, json.loads(requests.readline())
+
+
+def say(answers: TextIO, message: Any) -> None:
+    """Writes a line to the parent."""
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
 
 
 def die_with_parent() -> None:

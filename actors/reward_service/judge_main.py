@@ -18,30 +18,24 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
-from actors.processes.confinement import allow_cpu_s, limit_resources
-from actors.processes.inside import die_with_parent, end_with_self, own_pipes
+from actors.processes.confinement import limit_cpu, limit_resources
+from actors.processes.inside import begin, say
 from actors.returned import MAX_MESSAGE
 from actors.reward_service.deadline import verdict_within
 from actors.reward_service.judgement import FACTS, Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
 from cluster.contracts.errors import ConfigError, UnavailableError, headline
 from cluster.contracts.plugins import Plugin
 
-_CPU_SHARE = 4
-"""Processor seconds a synchronous judge may use for each second of its deadline: it may compute in threads."""
-
 
 def main() -> None:
-    die_with_parent()
-    requests, answers = own_pipes()
-    end_with_self()
-    brief = json.loads(requests.readline())
+    requests, answers, brief = begin()
     limit_resources(max_memory_bytes=brief["max_memory_bytes"])
     try:
         judge = find_judge(Plugin.model_validate(brief["judge"]), field=f"{brief['setting']}.judge")
     except ConfigError as error:
-        _say(answers, {"refused": str(error)})
+        say(answers, {"refused": str(error)})
         return
-    _say(answers, FACTS.dump_python(judge, mode="json"))
+    say(answers, FACTS.dump_python(judge, mode="json"))
     if judge.is_async:
         asyncio.run(_serve_in_loop(judge, requests, answers, brief))
     else:
@@ -62,7 +56,7 @@ def _serve_in_turn(
     for line in requests:
         request = json.loads(line)
         for number, size, given in request["calls"]:
-            allow_cpu_s(_CPU_SHARE * timeout_s + 1)
+            limit_cpu(deadline_s=timeout_s)
             is_spent = False
             try:
                 # Parsed anew for each call, so that a judge may change its columns.
@@ -118,12 +112,7 @@ def _answer(answers: TextIO, number: int, judged: Judged | UnavailableError, *, 
         said: Any = {"away": headline(judged)[:MAX_MESSAGE], **facts}
     else:
         said = judged and [[each.value, each.status, each.components, each.message] for each in judged]
-    _say(answers, [number, said, is_spent])
-
-
-def _say(answers: TextIO, message: Any) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
+    say(answers, [number, said, is_spent])
 
 
 if __name__ == "__main__":

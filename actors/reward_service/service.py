@@ -28,6 +28,7 @@ from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.segments import episodes, whole
 from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, Scores
 from cluster.record.verdicts import remember
+from cluster.supervision.tasks import all_or_none
 
 _PATIENCE_S = 0.2
 """How long a call of `score_several` waits for a judged group. New groups wait meanwhile."""
@@ -79,12 +80,7 @@ class RewardService:
             if not self._judges:
                 parts = parts_of(self._config)
                 starting = (Judging.start(part, self._config, self._known, printed=self._printed) for part in parts)
-                outcomes = await asyncio.gather(*starting, return_exceptions=True)
-                started = [each for each in outcomes if isinstance(each, Judging)]
-                for error in outcomes:
-                    if isinstance(error, BaseException):
-                        await asyncio.gather(*(judging.close() for judging in started))
-                        raise error
+                started = await all_or_none(starting, end=lambda judging: judging.close())
                 self._judges = dict(zip(parts, started, strict=True))
 
     @property

@@ -24,7 +24,7 @@ from actors.sandbox.judging import (
 )
 from actors.sandbox.roles import PROGRAM
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
-from actors.sandbox.used_names import asserted_tuple, can_fail, imported, unmet_need, unseen_comparison, use_program
+from actors.sandbox.used_names import look_at, unseen_comparison
 from cluster.contracts.errors import DataError
 
 
@@ -161,24 +161,25 @@ def _require_fit_tests(tests: tuple[str, ...], *, column: str, box: Sandbox) -> 
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
         if unseen := unseen_comparison(test):
             raise DataError(f"a test in the column {column!r} compares in vain, {unseen!r}: begin it with assert")
-    if always := asserted_tuple(tests):
+    look = look_at(tests)
+    if look.asserted_tuple:
         raise DataError(
-            f"a test in the column {column!r} asserts a tuple, which always holds, {always!r:.200}: remove its brackets"
+            f"a test in the column {column!r} asserts a tuple, which always holds, {look.asserted_tuple!r:.200}: remove its brackets"
         )
-    if not use_program(tests):
+    if not look.use_program:
         raise DataError(
             f"the tests in the column {column!r} use nothing of the program, so they cannot judge it: call the functions that the tests "
             "define, outside of `if __name__ == '__main__'`, and import none of the program's; if they define check(candidate), name the "
             "column with the function's name in reward.judge.entry_point"
         )
-    if not can_fail(tests):
+    if not look.can_fail:
         raise DataError(
             f"the tests in the column {column!r} cannot fail, so they cannot judge a program: compare with assert where the tests run, and "
             "catch neither its error nor the result of a unittest runner"
         )
-    if need := unmet_need(tests):
-        raise DataError(f"the tests in the column {column!r} need {need}")
-    if lacks := box.lacks(imported(tests)):
+    if look.unmet_need:
+        raise DataError(f"the tests in the column {column!r} need {look.unmet_need}")
+    if lacks := box.lacks(look.imported):
         raise DataError(
             f"the tests in the column {column!r} import {', '.join(lacks)}, and the sandbox lacks it: name packages in "
             "reward.judge.sandbox.imports, as in [numpy]; nothing of the program needs an import"

@@ -10,6 +10,7 @@ older runner, so the experts arrive in the same way on CPUs and GPUs.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,25 +35,20 @@ class CpuExtension(ReceiverRegistration):
         """Call it once the model is loaded, in an engine with `processed_logprobs`. Truncation and all before it stay vLLM's."""
         keep_freed_memory()
         sampler = self.model_runner.sampler
-        sampler.topk_topp_sampler.forward = Drawing().draw
+        sampler.topk_topp_sampler.forward = partial(draw, Uniforms())
         sampler.gather_logprobs = gather_logprobs
 
 
-class Drawing:
-    """In place of vLLM's `TopKTopPSampler`."""
-
-    def __init__(self) -> None:
-        self._uniforms = Uniforms()
-
-    def draw(
-        self, logits: Tensor, generators: Mapping[int, Generator], k: Tensor | None, p: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens [rows], and the log-probs [rows, vocabulary] by which they are drawn. `generators` by row."""
-        logits = apply_top_k_top_p(logits, k, p)
-        # Not exp of the log-probs, which alone takes longer on some processors.
-        probs = logits.softmax(dim=-1, dtype=torch.float32)
-        tokens = token_at(self._uniforms.of(generators, num_rows=len(logits)), probs)
-        return tokens, logits.log_softmax(dim=-1, dtype=torch.float32)
+def draw(
+    uniforms: Uniforms, logits: Tensor, generators: Mapping[int, Generator], k: Tensor | None, p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """In place of vLLM's `TopKTopPSampler`: tokens [rows], and the log-probs [rows, vocabulary] by which they are drawn. `generators` by
+    row."""
+    logits = apply_top_k_top_p(logits, k, p)
+    # Not exp of the log-probs, which alone takes longer on some processors.
+    probs = logits.softmax(dim=-1, dtype=torch.float32)
+    tokens = token_at(uniforms.of(generators, num_rows=len(logits)), probs)
+    return tokens, logits.log_softmax(dim=-1, dtype=torch.float32)
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:

@@ -34,6 +34,8 @@ from cluster.weights.process_group import Incoming
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _ADAPTER = 1
 """vLLM's number for the serving adapter."""
+_REFUSED_LOADS = (RuntimeError, ValueError, KeyError, AssertionError, AttributeError)
+"""vLLM's errors when it refuses weights or an adapter."""
 _OTHER_TARGETS = "name the others in learner.lora.target_modules, or use learner.lora.publish=merged"
 _EXTENSION = "cluster.weights.vllm_receiver.ReceiverRegistration"
 _CPU_EXTENSION = "actors.rollout.vllm_cpu_worker.CpuExtension"
@@ -160,20 +162,15 @@ class VllmEngine:
         if not self._in_one_process and not isinstance(tensors, Incoming):
             tensors = list(tensors)
         update = {"tensors": tensors, "repair_tied_head": self._repair_tied_head}
-        self._wake("weights")
-        try:
+        self.wake("weights")
+        with self._loading("the new weights", way_out="learner and rollout workers must start from the same model"):
             self._engine.collective_rpc("start_weight_update")
             self._engine.collective_rpc("update_weights", args=(update,))
             self._engine.collective_rpc("finish_weight_update")
             failures = chain.from_iterable(self._engine.collective_rpc("drain_failures"))
-        except (RuntimeError, ValueError, KeyError, AssertionError, AttributeError) as error:
-            self._check_processes(error)
-            raise WeightsError(
-                f"vLLM refused the new weights: {type(error).__name__}: {error}; learner and rollout workers must start from the same model"
-            ) from error
         for failure in failures:
             raise failure
-        self._wake("kv_cache")
+        self.wake("kv_cache")
         self._forget_prefixes()
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:
@@ -186,16 +183,11 @@ class VllmEngine:
             write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
             # The same id, loaded in place: running requests continue under the new adapter, as they would under new weights.
             request = LoRARequest(lora_name="policy", lora_int_id=_ADAPTER, lora_path=folder, load_inplace=True)
-            try:
+            with self._loading("the adapter", way_out=_OTHER_TARGETS):
                 is_loaded = self._engine.add_lora(request)
                 unused = sorted(
                     {*chain.from_iterable(self._engine.collective_rpc("unused_of_adapter", args=(_ADAPTER,)))}
                 )
-            except (RuntimeError, ValueError, KeyError, AttributeError, AssertionError) as error:
-                self._check_processes(error)
-                raise WeightsError(
-                    f"vLLM refused the adapter: {type(error).__name__}: {error}; {_OTHER_TARGETS}"
-                ) from error
         if not is_loaded:
             raise WeightsError(f"vLLM refused the adapter; its log says why; {_OTHER_TARGETS}")
         if unused:
@@ -209,14 +201,19 @@ class VllmEngine:
         """vLLM's sleep levels 1 and 2: memory of weights and cache returns to the driver, addresses stay. On a CPU vLLM only pauses."""
         self._engine.sleep(level=1 if keeps_weights else 2)
 
-    def wake(self) -> None:
-        """Wakes weights and cache."""
-        self._wake()
-
-    def _wake(self, *parts: str) -> None:
-        """Wakes these parts of vLLM; without names, all. vLLM samples again when all parts are awake."""
+    def wake(self, *parts: str) -> None:
+        """Wakes these parts of vLLM; without names, weights and cache. vLLM samples again when all parts are awake."""
         if self._engine.is_sleeping():
             self._engine.wake_up(list(parts) or None)
+
+    @contextlib.contextmanager
+    def _loading(self, what: str, *, way_out: str) -> Iterator[None]:
+        """Raises WeightsError when vLLM refuses, and WorkerError when one of the engine's processes has ended."""
+        try:
+            yield
+        except _REFUSED_LOADS as error:
+            self._check_processes(error)
+            raise WeightsError(f"vLLM refused {what}: {type(error).__name__}: {error}; {way_out}") from error
 
     def _outputs(self) -> list[Any]:
         """vLLM's outputs of one step. Raises WorkerError when one of the engine's processes has ended."""

@@ -60,7 +60,9 @@ class HostProcess:
         Raises WorkerError if the host process does not answer. The next exchange starts a new one.
         """
         request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as ours:
+            for descriptor in lent:
+                ours.callback(os.close, descriptor)
             self._num_asked += 1
             request["number"] = self._num_asked
             try:
@@ -69,16 +71,11 @@ class HostProcess:
                 self._connection.settimeout(bounds.wall_s + _ANSWER_S)
                 files = [descriptor for _, files in processes for descriptor in files]
                 socket.send_fds(self._connection, [json.dumps(request).encode()], files)
-                for descriptor in lent:
-                    os.close(descriptor)
-                lent = ()
+                ours.close()
                 number, ends = json.loads(self._connection.recv(2**16) or "[0, null]")
                 why = "it answered another request" if number else "it ended"
             except OSError as error:
                 number, ends, why = 0, [], str(error)
-            finally:
-                for descriptor in lent:
-                    os.close(descriptor)
             if number != request["number"]:
                 self.close()
                 raise WorkerError(

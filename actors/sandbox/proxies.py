@@ -35,6 +35,8 @@ _WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 """Types sent as text, each with its writer and reader."""
 _CHANGEABLE = (list, dict, set, deque)
+_ASKING = ("setattr", "next", "getitem", "setitem", "delitem", "len", "bool", "str", "repr", "enter")
+"""Methods that the program's object answers alone."""
 _COMPARING = ("lt", "le", "gt", "ge")
 _COMPUTING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and_", "or_", "xor")
 
@@ -143,41 +145,11 @@ class _Object:
             raise AttributeError(name)
         return self._program.ask("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._program.ask("setattr", self, name, value)
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self._program.ask("list", self))
 
-    def __next__(self) -> Any:
-        return self._program.ask("next", self)
-
     def __contains__(self, value: Any) -> bool:
         return value in self._program.ask("list", self)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._program.ask("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._program.ask("setitem", self, key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._program.ask("delitem", self, key)
-
-    def __len__(self) -> int:
-        return self._program.ask("len", self)
-
-    def __bool__(self) -> bool:
-        return self._program.ask("bool", self)
-
-    def __str__(self) -> str:
-        return self._program.ask("str", self)
-
-    def __repr__(self) -> str:
-        return self._program.ask("repr", self)
-
-    def __enter__(self) -> Any:
-        return self._program.ask("enter", self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """The program neither suppresses an error of the test nor replaces it."""
@@ -191,6 +163,10 @@ class _Object:
         return isinstance(kind, _Object) and self._program.ask("issubclass", kind, self) is True
 
 
+def _asking(name: str) -> Callable[..., Any]:
+    return lambda one, *given: one._program.ask(name, one, *given)
+
+
 def _with_another(name: str) -> Callable[[_Object, Any], Any]:
     def method(one: _Object, other: Any) -> Any:
         if not isinstance(other, _Object):
@@ -201,6 +177,8 @@ def _with_another(name: str) -> Callable[[_Object, Any], Any]:
     return method
 
 
+for _name in _ASKING:
+    setattr(_Object, f"__{_name}__", _asking(_name))
 for _name in (*_COMPARING, *_COMPUTING):
     setattr(_Object, f"__{_name.rstrip('_')}__", _with_another(_name))
 

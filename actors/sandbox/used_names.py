@@ -19,28 +19,6 @@ _RESULTS_OF_UNITTEST = {"wasSuccessful", "failures", "errors"}
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def use_program(tests: tuple[str, ...]) -> bool:
-    """Whether tests that compile read a name that is neither theirs nor Python's, a function's name for example.
-
-    Names in a function or class count if the tests use it. Names below `if __name__ == "__main__"` do not: tests run as a module of another
-    name. If the tests have a single name of Python's, it may be the program's. In doubt tests use the program.
-    """
-    looked = _look(tests)
-    return looked is None or looked.use_program
-
-
-def can_fail(tests: tuple[str, ...]) -> bool:
-    """Whether tests that compile have an `assert` or the like where they run, and do not catch its error. In doubt they do."""
-    looked = _look(tests)
-    return looked is None or looked.can_fail
-
-
-def imported(tests: tuple[str, ...]) -> frozenset[str]:
-    """The modules that tests import where they run, without imports that may fail."""
-    looked = _look(tests)
-    return frozenset() if looked is None else looked.imported
-
-
 def unseen_comparison(test: str) -> str | None:
     """A comparison whose result nothing looks at, as of `f(2) == 4` without `assert`. None if there is none outside of functions."""
     unseen = (
@@ -49,30 +27,27 @@ def unseen_comparison(test: str) -> str | None:
     return next(map(ast.unparse, unseen), None)
 
 
-def asserted_tuple(tests: tuple[str, ...]) -> str | None:
-    """An assertion that always holds, as of `assert (f(2) == 4, "wrong")`. None if there is none."""
-    looked = _look(tests)
-    return None if looked is None else looked.asserted_tuple
-
-
-def unmet_need(tests: tuple[str, ...]) -> str | None:
-    """A need of the tests that no sandbox meets, in words. None if none is known."""
-    looked = _look(tests)
-    return None if looked is None else looked.unmet_need
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
-    use_program: bool
-    can_fail: bool
-    imported: frozenset[str]
-    asserted_tuple: str | None
-    unmet_need: str | None
+class Look:
+    """Findings about tests, where they run. In doubt tests can judge a program."""
+
+    use_program: bool = True
+    """Whether they read a name that is neither theirs nor Python's, a function's name for example. Names in a function or class count if
+    the tests use it. Names below `if __name__ == "__main__"` do not: tests run as a module of another name. If the tests have a single name
+    of Python's, it may be the program's."""
+    can_fail: bool = True
+    """Whether they have an `assert` or the like, and do not catch its error."""
+    imported: frozenset[str] = frozenset()
+    """The modules that they import, without imports that may fail."""
+    asserted_tuple: str | None = None
+    """An assertion that always holds, as of `assert (f(2) == 4, "wrong")`. None if there is none."""
+    unmet_need: str | None = None
+    """A need that no sandbox meets, in words. None if none is known."""
 
 
 @functools.lru_cache(maxsize=16)
-def _look(tests: tuple[str, ...]) -> _Looked | None:
-    """None for an expression too deep for Python code to look at."""
+def look_at(tests: tuple[str, ...]) -> Look:
+    """Of tests that compile. An expression too deep for Python code to look at leaves everything in doubt."""
     run = _Run()
     try:
         whole = ast.Module(body=[each for test in tests for each in ast.parse(test).body], type_ignores=[])
@@ -85,7 +60,7 @@ def _look(tests: tuple[str, ...]) -> _Looked | None:
             name for part in parts for node in _nodes(part, unless_caught=_IMPORT_ERRORS) for name in _modules(node)
         }
         names = {name for part in parts for node in ast.walk(part) for name in _names(node)}
-        return _Looked(
+        return Look(
             use_program=_is_of_program(read, words_of_python(tests)),
             can_fail=bool(read & _REACH_ALL) or _fails(parts, names),
             imported=frozenset(modules),
@@ -93,7 +68,7 @@ def _look(tests: tuple[str, ...]) -> _Looked | None:
             asserted_tuple=next((ast.unparse(node) for node in ast.walk(whole) if _holds_always(node)), None),
         )
     except RecursionError:
-        return None
+        return Look()
 
 
 def _is_of_program(read: set[str], of_python: set[str]) -> bool:

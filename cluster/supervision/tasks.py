@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class _BlockOver(Exception):
@@ -38,3 +40,15 @@ async def together(*work: Coroutine[None, None, Any]) -> list[Any]:
         if made:
             await asyncio.wait(made)
     return [each.result() for each in made]
+
+
+async def all_or_none(starting: Iterable[Awaitable[T]], *, end: Callable[[T], Awaitable[object]]) -> list[T]:
+    """Starts all at once and returns them in the order given. If one fails, the others are ended once they have started, and the first
+    error is raised."""
+    outcomes = await asyncio.gather(*starting, return_exceptions=True)
+    started = [each for each in outcomes if not isinstance(each, BaseException)]
+    for error in outcomes:
+        if isinstance(error, BaseException):
+            await asyncio.gather(*map(end, started))
+            raise error
+    return started

@@ -136,8 +136,8 @@ def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
 
 async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:
     """Description of each environment by name, and the environments that begin these prompts with tools."""
+    from actors.environments.host.hosting import close_all, started_hosts
     from actors.processes.printed import PrintedLines
-    from actors.rollout.episodes.hosts import close_all, started_hosts
     from deploy.preflight.first_observations import begins_with_tools
 
     hosts = await started_hosts(config, printed=PrintedLines())

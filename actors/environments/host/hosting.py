@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from actors.environments.host.process import CLOSED, HostProcess
 from actors.processes.printed import PrintedLines
+from cluster.contracts.config import RunConfig
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeTask
 from cluster.contracts.errors import ConfigError, failure_of_its_actor
 from cluster.contracts.plugins import Plugin
+from cluster.supervision.tasks import all_or_none
 
 
 class EnvironmentHost:
@@ -87,6 +89,24 @@ class EnvironmentHost:
             raise failure_of_its_actor(error) from error
         self._processes = [*(each for each in self._processes if each.is_alive), process]
         return process
+
+
+async def started_hosts(config: RunConfig, *, printed: PrintedLines) -> dict[str, EnvironmentHost]:
+    """The run's hosts by environment's name; single turns need none. Raises ConfigError if an environment does not import or its parameters
+    do not fit, and WorkerError if no process starts."""
+    wanted = {
+        name: EnvironmentHost.start(
+            environment, config.episodes, setting=config.environment_setting(name), printed=printed
+        )
+        for name, environment in config.named_environments.items()
+        if config.is_played(name)
+    }
+    started = await all_or_none(wanted.values(), end=lambda host: host.close())
+    return dict(zip(wanted, started, strict=True))
+
+
+async def close_all(hosts: Iterable[EnvironmentHost]) -> None:
+    await asyncio.gather(*(host.close() for host in hosts))
 
 
 def _has_room(process: HostProcess) -> bool:

@@ -24,15 +24,13 @@ from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
 from actors.environments.host.wire import END, FACTS, MAX_LINE_BYTES, SAID, TASK, HostFacts
-from actors.processes.confinement import allow_cpu_s, limit_resources
-from actors.processes.inside import die_with_parent, end_with_self, own_pipes
+from actors.processes.confinement import limit_cpu, limit_resources
+from actors.processes.inside import begin, say
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
 
-_CPU_SHARE = 4
-"""Processor seconds a synchronous environment may use for each second of its deadline: it may compute in threads."""
 _MAX_STRAY_THREADS = 4
 """With more tool threads left over from ended episodes, the process gets no further episode."""
 
@@ -42,19 +40,16 @@ _tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
 
 
 def main() -> None:
-    die_with_parent()
-    requests, answers = own_pipes()
-    end_with_self()
-    brief = json.loads(requests.readline())
+    requests, answers, brief = begin()
     config = EpisodesConfig.model_validate(brief["config"])
     limit_resources(max_memory_bytes=config.max_memory_bytes)
     try:
         environment = find_environment(Plugin.model_validate(brief["environment"]), field=brief["field"])
     except ConfigError as error:
-        print(json.dumps({"refused": str(error)}), file=answers, flush=True)
+        say(answers, {"refused": str(error)})
         return
     is_shared = is_async(environment)
-    print(json.dumps(FACTS.dump_python(HostFacts(is_async=is_shared))), file=answers, flush=True)
+    say(answers, FACTS.dump_python(HostFacts(is_async=is_shared)))
     kind = _SharedHost if is_shared else _OwnHost
     kind(environment, requests, answers, config, blocked_s=brief["blocked_s"]).run()
 
@@ -222,7 +217,7 @@ class _OwnHost(_Host):
         pid = os.getpid()
         while True:
             key, episode = self._turns.get()
-            allow_cpu_s(_CPU_SHARE * self._config.timeout_s + 1)
+            limit_cpu(deadline_s=self._config.timeout_s)
             is_spent = False
             try:
                 end = returned(self._environment(episode=episode))

@@ -1,7 +1,6 @@
 """The parent's side of one host process. Each of its episodes ends within its limits, whatever the process does."""
 
 import asyncio
-import contextlib
 import itertools
 import signal
 from dataclasses import dataclass, field, replace
@@ -31,21 +30,16 @@ class _Open:
     """An episode that has not ended."""
 
     converse: Converse
-    end: EpisodeEnd | None = None
-    error: BaseException | None = None
+    ended: asyncio.Future[EpisodeEnd] = field(default_factory=asyncio.Future[EpisodeEnd])
+    error: asyncio.Future[BaseException] = field(default_factory=asyncio.Future[BaseException])
     """Raised by the model's side."""
-    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
-    has_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it ends, or when the model's side raises."""
     answering: asyncio.Task[None] | None = None
     untaken: tuple[Event, ...] = ()
     """Events of an ask that the model's side has not begun to answer. If the ask is given up, they belong to the end."""
 
     def finish(self, end: EpisodeEnd) -> None:
-        if self.end is None:
-            self.end = end
-            self.has_ended.set()
-            self.has_changed.set()
+        if not self.ended.done():
+            self.ended.set_result(end)
 
 
 class HostProcess:
@@ -101,17 +95,15 @@ class HostProcess:
         episode = self._open[key] = _Open(converse)
         try:
             self._process.write([key, "start", TASK.dump_python(task, mode="json")])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.timeout_s):
-                    await episode.has_changed.wait()
-            if episode.error:
-                raise episode.error
-            if episode.end is None:
+            either = (episode.ended, episode.error)
+            await asyncio.wait(either, timeout=self._config.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if episode.error.done():
+                raise episode.error.result()
+            if not episode.ended.done():
                 await self._stop(key, task, Limit.DEADLINE)
-            assert episode.end is not None
-            return episode.end
+            return episode.ended.result()
         finally:
-            if episode.end is None:
+            if not episode.ended.done():
                 await self._stop(key, task, None)
             await self._give_up_answering(episode)
             del self._open[key]
@@ -127,10 +119,8 @@ class HostProcess:
         episode = self._open[key]
         await self._give_up_answering(episode)
         self._process.write([key, "stop", limit])
-        try:
-            async with asyncio.timeout(self._config.cleanup_s + _BLOCKED_S):
-                await episode.has_ended.wait()
-        except TimeoutError:
+        await asyncio.wait([episode.ended], timeout=self._config.cleanup_s + _BLOCKED_S)
+        if not episode.ended.done():
             why = f"no reward within timeout_s={self._config.timeout_s:g}, and it blocks its process"
             end = failure(why, status=RewardStatus.TIMEOUT)
             episode.finish(replace(end, is_suspect=True))
@@ -181,8 +171,8 @@ class HostProcess:
         except asyncio.CancelledError:  # the answer is no longer wanted
             raise
         except BaseException as error:  # noqa: BLE001 - `run` raises it
-            episode.error = error
-            episode.has_changed.set()
+            if not episode.error.done():
+                episode.error.set_result(error)
         else:
             self._process.write([key, "said", SAID.dump_python(said, mode="json")])
 

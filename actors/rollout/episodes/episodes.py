@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count, repeat
 
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
-from actors.environments.host.hosting import EnvironmentHost
+from actors.environments.host.hosting import EnvironmentHost, close_all, started_hosts
 from actors.processes.printed import PrintedLines
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.group import EpisodeGroup
-from actors.rollout.episodes.hosts import close_all, started_hosts
 from actors.rollout.episodes.lockstep import AtOnce, Lockstep
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
@@ -58,9 +58,9 @@ class Episodes:
         """Starts the groups of one call. `inbox` gets their events."""
         sampler = TurnSampler(engine, inbox, pace=self._pace)
         self._num_calls += 1
-        place = 0
+        places = zip(repeat(self._num_calls), count())
         for group in groups:
-            place = group.start(sampler, inbox, call=self._num_calls, first_place=place)
+            group.start(sampler, inbox, places)
 
     async def close(self) -> None:
         """Ends the processes of the environments."""

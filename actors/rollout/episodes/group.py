@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -67,13 +67,12 @@ class EpisodeGroup:
         num_good = sum(end.status is RewardStatus.OK for end in self._ended.values())
         return num_good == self.ticket.num_trajectories or len(self._ended) == len(self._plays)
 
-    def start(self, sampler: TurnSampler, inbox: Inbox, *, call: int, first_place: int) -> int:
-        """Starts all episodes; `inbox` gets their ends. Their places in the call begin at `first_place`. Returns the next free place."""
-        for number, play in enumerate(self._plays, first_place):
-            place = call, number
+    def start(self, sampler: TurnSampler, inbox: Inbox, places: Iterator[Place]) -> None:
+        """Starts all episodes, each at the next of `places`; `inbox` gets their ends."""
+        for play in self._plays:
+            place = next(places)
             play.sample = partial(sampler.sample, place)
             self._tasks.append(asyncio.create_task(self._run(play, sampler, inbox, place=place)))
-        return first_place + len(self._plays)
 
     def add(self, play: Play, end: EpisodeEnd) -> None:
         """The group is not finished: later episodes are surplus."""

@@ -218,18 +218,12 @@ class Transcript:
 
     def _prompt_for(self, asked: Asked) -> TurnPrompt:
         if self._context is not None:
-            whole = [*self._context, *asked.messages]
-            begun = self._speech.begin_anew(whole, tools=asked.tools)
-            messages: list[Message] = [*self._context]
-        elif not self.segments:
+            begun = self._speech.begin_anew([*self._context, *asked.messages], tools=asked.tools)
+            return _beginning(begun, self._context, tools=asked.tools)
+        if not self.segments:
             begun = self._opening.begin(asked.messages, tools=asked.tools)
-            messages = [*(self._opening.prompt.messages or ())]
-        else:
-            return self._going_on(asked)
-        segment = Segment(
-            prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages, tools=asked.tools
-        )
-        return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment)
+            return _beginning(begun, self._opening.prompt.messages or (), tools=asked.tools)
+        return self._going_on(asked)
 
     def _going_on(self, asked: Asked) -> TurnPrompt:
         segment, reason = self.segments[-1], self._require_may_go_on()
@@ -243,11 +237,11 @@ class Transcript:
         following = self._speech.turns.next_prompt(
             [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
         )
-        if self._config.history == "template" and (segment := self._rewritten(following.token_ids, asked)):
-            begun = segment.prompt_token_ids
-            return TurnPrompt(token_ids=begun, written_ids=begun, segment=segment)
-        written = following.token_ids[len(following.token_ids) - following.num_written :]
-        return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
+        if self._config.history == "template":
+            whole = [*segment.messages, *asked.messages]
+            if begun := self._speech.written_anew(following.token_ids, whole, tools=asked.tools):
+                return _beginning(begun, segment.messages, tools=asked.tools)
+        return TurnPrompt(token_ids=following.token_ids, written_ids=following.written_ids, segment=None)
 
     def _raw_prompt(self, raw: RawPrompt) -> TurnPrompt:
         """If `raw` begins with the whole context, only the rest is new: sampled tokens are not encoded again."""
@@ -257,8 +251,7 @@ class Transcript:
             token_ids = [*last.context_ids, *rest.token_ids]
             return TurnPrompt(token_ids=token_ids, written_ids=rest.token_ids, segment=None, raw_text=rest.text)
         begun = self._speech.begin_raw(raw)
-        segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids)
-        return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=begun.text)
+        return _beginning(begun, (), tools=(), raw_text=begun.text)
 
     def _num_new(self, made: TurnPrompt, asked: Asked) -> int:
         """Number of tokens in the prompt that no earlier turn had in its context. A new segment begins with a whole context again."""
@@ -303,14 +296,6 @@ class Transcript:
             )
         return reason
 
-    def _rewritten(self, token_ids: Sequence[int], asked: Asked) -> Segment | None:
-        """A new segment that begins with the template's text of the conversation; None if the template does not change it."""
-        history = self.segments[-1].messages
-        begun = self._speech.written_anew(token_ids, [*history, *asked.messages], tools=asked.tools)
-        if begun is None:
-            return None
-        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*history], tools=asked.tools)
-
     def _withdraw(self, num_turns: int) -> None:
         """Drops the turn beyond the first `num_turns`: the environment never got it, so it must not train or earn."""
         if self.num_turns <= num_turns:
@@ -325,3 +310,15 @@ class Transcript:
         self.has_earned = True
         if event.name is not None:
             self.earned[event.name] = self.earned.get(event.name, 0.0) + event.reward
+
+
+def _beginning(
+    begun: EncodedPrompt,
+    messages: Sequence[Message],
+    *,
+    tools: tuple[Mapping[str, Any], ...],
+    raw_text: str | None = None,
+) -> TurnPrompt:
+    """The prompt that a new segment begins with. `messages` precede those of its first turn."""
+    segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*messages], tools=tools)
+    return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=raw_text)

@@ -8,12 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.surrogates import TokenLosses
+from learner.algorithms.objective.parts import token_losses
 from learner.algorithms.registry.variants import Variant
 
 NUM_GROUPS = 4
 """Groups of an invented batch."""
-_NUM_ROWS, _NUM_TOKENS = 2, 3
+_NUM_TOKENS = 3
+_OF_ROWS = torch.Size((2, _NUM_TOKENS))
+"""Shape of an invented micro-batch."""
 
 _UNKNOWN = frozenset(
     {"reward_components_NK", "reward_components_GK", "reward_component_names", "columns", "part_rewards_N"}
@@ -30,35 +32,32 @@ def try_advantage(advantage: Variant, *, group_size: int) -> None:
     of_tokens = torch.Size((sizes["N"], _NUM_TOKENS))
     if advantage.is_of_a_group:
         advantage.tensor(result, torch.Size((group_size,)))
-    elif isinstance(result, tuple) and len(result) == 2:
-        advantage.tensor(result[0], of_tokens[:1], of_tokens)
     else:
-        advantage.tensor(result, of_tokens[:1], of_tokens)
+        advantages = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        advantage.tensor(advantages, of_tokens[:1], of_tokens)
 
 
 def try_loss(loss: Variant) -> None:
     """Raises DataError if the loss raises an error, or returns a value of another type or shape."""
-    sizes = {"B": _NUM_ROWS, "T": _NUM_TOKENS, "M": _NUM_ROWS * _NUM_TOKENS}
-    supply = {name: _invented(name, sizes) for name in loss.asks}
+    supply = _for_a_loss(loss)
     supply[loss.asks[0]].requires_grad_()
-    result = loss.with_given(supply)
-    losses_BT = result.losses_BT if isinstance(result, TokenLosses) else result
-    loss.tensor(losses_BT, torch.Size((_NUM_ROWS, _NUM_TOKENS)))
+    token_losses(loss, supply, shape=_OF_ROWS)
 
 
 def is_zero_without_advantages(loss: Variant) -> bool:
     """Whether the loss is 0 where all advantages are 0, however far the policy has moved. Not known of a user's own loss: False."""
     if loss.is_own:
         return False
-    sizes = {"B": _NUM_ROWS, "T": _NUM_TOKENS, "M": _NUM_ROWS * _NUM_TOKENS}
-    supply = {name: _invented(name, sizes) for name in loss.asks}
+    supply = _for_a_loss(loss)
     for name in supply.keys() & {"advantages_BT", "covariances_BT", "batch_covariances_M"}:
         supply[name].zero_()
-    supply["policy_logprobs_BT"] = -torch.linspace(0.1, 2.0, _NUM_ROWS * _NUM_TOKENS, dtype=torch.float64).reshape(
-        _NUM_ROWS, _NUM_TOKENS
-    )
-    result = loss.with_given(supply)
-    return not bool((result.losses_BT if isinstance(result, TokenLosses) else result).any())
+    supply["policy_logprobs_BT"] = -torch.linspace(0.1, 2.0, _OF_ROWS.numel(), dtype=torch.float64).reshape(_OF_ROWS)
+    return not bool(token_losses(loss, supply, shape=_OF_ROWS).losses_BT.any())
+
+
+def _for_a_loss(loss: Variant) -> dict[str, Tensor]:
+    sizes = {"B": _OF_ROWS[0], "T": _OF_ROWS[1], "M": _OF_ROWS.numel()}
+    return {name: _invented(name, sizes) for name in loss.asks}
 
 
 def _invented(name: str, sizes: dict[str, int]) -> Tensor:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.registry.variants import Variant
 
 
@@ -71,3 +72,11 @@ class Parts:
             if correction.is_of_the_batch == of_the_batch:
                 weights = weights * correction.with_given(offered).detach().to(weights.dtype)
         return weights
+
+
+def token_losses(loss: Variant, offered: Mapping[str, Any], *, shape: Size) -> TokenLosses:
+    """The losses per token of these tensors. Raises DataError if a user's loss fails or returns another type or shape."""
+    result = loss.with_given(offered)
+    losses = result if isinstance(result, TokenLosses) else TokenLosses(result)
+    loss.tensor(losses.losses_BT, shape)
+    return losses

@@ -235,12 +235,12 @@ def test_limits_are_those_of_the_run_or_lower_ones_of_the_machine(monkeypatch, h
 
 @pytest.mark.parametrize(("hard", "soft"), [(resource.RLIM_INFINITY, 13), (60, 13), (12, 12)])
 def test_processor_time_is_limited_from_now_on(monkeypatch, hard: int, soft: int):
-    """2.5 s were used, and 10 more are allowed: 12.5, rounded up."""
+    """2.5 s were used, and 4 * 2.25 + 1 = 10 more are allowed: 12.5, rounded up."""
     made = list[tuple[int, tuple[int, int]]]()
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: made.append(limit))
     monkeypatch.setattr(confinement.time, "process_time", lambda: 2.5)
-    confinement.allow_cpu_s(10.0)
+    confinement.limit_cpu(deadline_s=2.25)
     assert made == [(resource.RLIMIT_CPU, (soft, hard))]
 
 

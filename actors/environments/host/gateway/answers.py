@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from actors.environments.host.gateway.requests import ChatRequest, RawRequest
 from cluster.contracts.episodes import Said, ToolCall
 from cluster.contracts.types import FinishReason
 
@@ -24,57 +25,58 @@ def with_ids(said: Said) -> tuple[Said, set[str]]:
     return replace(said, tool_calls=tuple(map(named, said.tool_calls))), made
 
 
-def whole(said: Said, *, model: str) -> dict[str, Any]:
+def whole(said: Said, request: ChatRequest | RawRequest) -> dict[str, Any]:
+    answer = _raw(said, request) if isinstance(request, RawRequest) else _chat(said, request)
+    return {**answer, "usage": _usage(said)}
+
+
+def pieces(said: Said, request: ChatRequest | RawRequest) -> Iterator[bytes]:
+    """The pieces of a stream. Of a chat: the text, each call, the end. After a raw prompt: the whole answer. Then the usage, if the request
+    wants it."""
+    if isinstance(request, RawRequest):
+        head = _raw(said, request)
+        yield _event(head)
+    else:
+        head = _head(request, "chatcmpl", "chat.completion.chunk")
+        for delta, finish_reason in _deltas(said):
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+            yield _event({**head, "choices": [choice]})
+    if request.wants_usage:
+        yield _event({**head, "choices": [], "usage": _usage(said)})
+    yield b"data: [DONE]\n\n"
+
+
+def _chat(said: Said, request: ChatRequest) -> dict[str, Any]:
     message = {"role": "assistant", "content": said.text or (None if said.tool_calls else "")}
     if said.reasoning is not None:
         message["reasoning_content"] = said.reasoning
     if said.tool_calls:
         message["tool_calls"] = [_call(call) for call in said.tool_calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(said)}
-    return {**_head(model, "chatcmpl", "chat.completion"), "choices": [choice], "usage": _usage(said)}
+    return {**_head(request, "chatcmpl", "chat.completion"), "choices": [choice]}
 
 
-def pieces(said: Said, *, model: str, with_usage: bool) -> Iterator[bytes]:
-    """The pieces of a stream: the text, each call, the end."""
-    head = _head(model, "chatcmpl", "chat.completion.chunk")
-
-    def piece(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return _event({**head, "choices": [choice]})
-
+def _deltas(said: Said) -> Iterator[tuple[dict[str, Any], str | None]]:
     reasoning = {} if said.reasoning is None else {"reasoning_content": said.reasoning}
-    yield piece({"role": "assistant", "content": said.text, **reasoning})
+    yield {"role": "assistant", "content": said.text, **reasoning}, None
     for index, call in enumerate(said.tool_calls):
-        yield piece({"tool_calls": [{"index": index, **_call(call)}]})
-    yield piece({}, _finish_reason(said))
-    if with_usage:
-        yield _event({**head, "choices": [], "usage": _usage(said)})
-    yield b"data: [DONE]\n\n"
+        yield {"tool_calls": [{"index": index, **_call(call)}]}, None
+    yield {}, _finish_reason(said)
 
 
-def raw_whole(said: Said, *, model: str, with_token_ids: bool) -> dict[str, Any]:
-    """The answer to a raw prompt."""
-    ids = {"prompt_token_ids": said.prompt_token_ids, "token_ids": said.token_ids} if with_token_ids else {}
+def _raw(said: Said, request: RawRequest) -> dict[str, Any]:
+    ids = {"prompt_token_ids": said.prompt_token_ids, "token_ids": said.token_ids} if request.wants_token_ids else {}
     choice = {"index": 0, "text": said.text, "logprobs": None, "finish_reason": _finish_reason(said), **ids}
-    return {**_head(model, "cmpl", "text_completion"), "choices": [choice], "usage": _usage(said)}
-
-
-def raw_pieces(said: Said, *, model: str, with_token_ids: bool, with_usage: bool) -> Iterator[bytes]:
-    """The pieces of a stream: the whole answer in one piece, then the usage."""
-    answer = raw_whole(said, model=model, with_token_ids=with_token_ids)
-    usage = answer.pop("usage")
-    yield _event(answer)
-    if with_usage:
-        yield _event({**answer, "choices": [], "usage": usage})
-    yield b"data: [DONE]\n\n"
+    return {**_head(request, "cmpl", "text_completion"), "choices": [choice]}
 
 
 def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def _head(model: str, prefix: str, kind: str) -> dict[str, Any]:
-    return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+def _head(request: ChatRequest | RawRequest, prefix: str, kind: str) -> dict[str, Any]:
+    id = f"{prefix}-{secrets.token_hex(12)}"
+    return {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

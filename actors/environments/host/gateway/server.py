@@ -6,15 +6,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from actors.environments.host.conversation import Conversation
-from actors.environments.host.gateway.answers import pieces, raw_pieces, raw_whole, whole
+from actors.environments.host.gateway.answers import pieces, whole
 from actors.environments.host.gateway.endpoint import EpisodeEndpoint, over
 from actors.environments.host.gateway.refusals import RefusedError
-from actors.environments.host.gateway.requests import read_chat_request, read_raw_request
+from actors.environments.host.gateway.requests import ChatRequest, RawRequest, read_chat_request, read_raw_request
 
 _MAX_BODY_BYTES = 16 * 1024**2
 _MODEL = "policy"
@@ -67,8 +68,8 @@ class Gateway:
         application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_with_error_objects])
         application.add_routes(
             [
-                web.post("/{episode}/v1/chat/completions", self._chat),
-                web.post("/{episode}/v1/completions", self._completions),
+                web.post("/{episode}/v1/chat/completions", partial(self._complete, read_chat_request)),
+                web.post("/{episode}/v1/completions", partial(self._complete, read_raw_request)),
                 web.get("/{episode}/v1/models", self._models),
                 web.get("/{episode}/v1/models/{model:.+}", self._model),
             ]
@@ -78,22 +79,15 @@ class Gateway:
         await runner.setup()
         await web.SockSite(runner, self._socket, backlog=1024).start()
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(
+        self, read: Callable[..., ChatRequest | RawRequest], request: web.Request
+    ) -> web.StreamResponse:
         endpoint = self._endpoint_of(request)
-        asked = read_chat_request(await request.read(), sampling=endpoint.sampling)
+        asked = read(await request.read(), sampling=endpoint.sampling)
         said = await endpoint.answer(asked)
         if not asked.is_streamed:
-            return web.json_response(whole(said, model=asked.model))
-        return await _streamed(request, pieces(said, model=asked.model, with_usage=asked.wants_usage))
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        endpoint = self._endpoint_of(request)
-        asked = read_raw_request(await request.read(), sampling=endpoint.sampling)
-        said = await endpoint.answer(asked)
-        how = {"model": asked.model, "with_token_ids": asked.wants_token_ids}
-        if not asked.is_streamed:
-            return web.json_response(raw_whole(said, **how))
-        return await _streamed(request, raw_pieces(said, **how, with_usage=asked.wants_usage))
+            return web.json_response(whole(said, asked))
+        return await _streamed(request, pieces(said, asked))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._endpoint_of(request)

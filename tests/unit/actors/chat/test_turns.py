@@ -21,8 +21,8 @@ def written_after(name, last, *, messages=USER, finish_reason=STOP):
     sampled = [*turns.encoder.encode("No"), *ids(name, *last)]
     found = turns.next_prompt([5, 6], sampled, messages, finish_reason=finish_reason, tools=PROBE_TOOLS)
     assert found.token_ids[: 2 + len(sampled)] == [5, 6, *sampled]
-    assert found.num_written == len(found.token_ids) - 2 - len(sampled)
-    return turns.encoder.decode(found.token_ids[len(found.token_ids) - found.num_written :])
+    assert found.written_ids == found.token_ids[2 + len(sampled) :]
+    return turns.encoder.decode(found.written_ids)
 
 
 AFTER_CLOSE = "\n<|im_start|>user\n7<|im_end|>\n<|im_start|>assistant\n"

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actors.sandbox.used_names import can_fail, imported, unmet_need, use_program
+from actors.sandbox.used_names import look_at
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from actors.sandbox.used_names import can_fail, imported, unmet_need, use_progra
     ],
 )
 def test_tests_that_call_nothing_of_the_program_do_not_use_it(test):
-    assert not use_program((test,))
+    assert not look_at((test,)).use_program
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ def test_tests_that_call_nothing_of_the_program_do_not_use_it(test):
     ],
 )
 def test_tests_that_read_a_name_of_the_program_as_they_run_use_it(test):
-    assert use_program((test,))
+    assert look_at((test,)).use_program
 
 
 def test_one_test_may_define_the_function_that_another_calls():
     check = "def check(candidate):\n    assert candidate(2) == 4"
-    assert use_program((check, "check(f)")) and use_program(("x = f(2)", "assert x == 4"))
-    assert not use_program((check, "import math", "x = math.pi"))
+    assert look_at((check, "check(f)")).use_program and look_at(("x = f(2)", "assert x == 4")).use_program
+    assert not look_at((check, "import math", "x = math.pi")).use_program
 
 
 def test_an_expression_too_deep_to_look_at_may_use_the_program():
-    assert use_program(("x = " + " + ".join("1" * 2000),))
+    assert look_at(("x = " + " + ".join("1" * 2000),)).use_program
 
 
 def test_many_tests_are_looked_at_once():
     tests = (f"CASES = {[*range(20_000)]}\ndef test_f(): assert f(2) == 4",)
-    assert not use_program(tests)
+    assert not look_at(tests).use_program
     began = time.process_time()
     for _ in range(100):
-        assert not use_program(tests)
+        assert not look_at(tests).use_program
     assert time.process_time() - began < 1.0
 
 
@@ -106,7 +106,7 @@ ran = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTest
     ],
 )
 def test_tests_that_never_raise_cannot_fail(test):
-    assert use_program((test,)) and not can_fail((test,))
+    assert look_at((test,)).use_program and not look_at((test,)).can_fail
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_tests_that_never_raise_cannot_fail(test):
     ],
 )
 def test_tests_with_an_assertion_where_they_run_can_fail(test):
-    assert can_fail((test,))
+    assert look_at((test,)).can_fail
 
 
 def test_one_test_may_compute_what_another_asserts():
-    assert can_fail(("result = f(1)", "assert result == 3"))
+    assert look_at(("result = f(1)", "assert result == 3")).can_fail
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_test_may_compute_what_another_asserts():
     ],
 )
 def test_the_modules_of_tests_are_those_that_they_import_as_they_run(test, modules):
-    assert imported((test,)) == modules
+    assert look_at((test,)).imported == modules
 
 
 @pytest.mark.parametrize(
@@ -165,5 +165,5 @@ def test_the_modules_of_tests_are_those_that_they_import_as_they_run(test, modul
     ],
 )
 def test_tests_that_need_an_event_loop_or_the_programs_output_are_found(test, need):
-    unmet = unmet_need((test,))
+    unmet = look_at((test,)).unmet_need
     assert unmet is None if need is None else need in unmet

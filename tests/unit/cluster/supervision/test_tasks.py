@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from cluster.supervision.tasks import background, together
+from cluster.supervision.tasks import all_or_none, background, together
 from tests.fakes import beside
 
 
@@ -115,3 +115,19 @@ async def test_work_that_failed_together_leaves_no_cancel_behind():
         await together(dying(), asyncio.Event().wait())
     assert asyncio.current_task().cancelling() == 0
     assert await together() == []
+
+
+async def test_where_one_does_not_start_the_others_end_also_those_that_start_later():
+    async def starting(name, *, turns):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return name
+
+    async def end(name):
+        ended.append(name)
+
+    ended = []
+    assert await all_or_none([starting("slow", turns=3), starting("fast", turns=0)], end=end) == ["slow", "fast"]
+    with pytest.raises(ValueError, match="no longer"):
+        await all_or_none([starting("fast", turns=0), dying(), starting("slow", turns=3)], end=end)
+    assert ended == ["fast", "slow"]
