@@ -11,7 +11,7 @@ from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.inert import has_no_policy_loss
-from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss
+from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss, try_selection
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
 
@@ -273,15 +273,15 @@ def refuse_failing_losses(parts: Parts) -> None:
 
 
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
-    """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented rewards, unless it needs
-    more than rewards."""
-    if parts.selection is None or parts.selection.requires != ("rewards_G",):
+    """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented tensors."""
+    if parts.selection is None:
         return
     try:
-        rewards_G = torch.linspace(0.0, 1.0, num_candidates)
-        parts.selection.with_given({"rewards_G": rewards_G}, group_size=trajectories_per_group)
-    except (ValueError, DataError) as error:
+        try_selection(parts.selection, group_size=trajectories_per_group, num_candidates=num_candidates)
+    except ValueError as error:
         raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _keeps_any(chosen: Variant, *, size: int) -> bool:

@@ -74,8 +74,9 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
     known = _known(summary)
     if len(known) <= group_size:
         return known
-    places_G = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
-    return sorted(known[place] for place in places_G)
+    result = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
+    places = parts.selection.places(result, num_candidates=len(known), group_size=group_size)
+    return sorted(known[place] for place in places)
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:

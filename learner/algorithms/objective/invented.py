@@ -1,4 +1,4 @@
-"""Calls a user's advantage or loss with invented tensors: an error in it then ends the check, and not the run.
+"""Calls a user's advantage, selection or loss with invented tensors: an error in it then ends the check, and not the run.
 
 Shapes: N trajectories, G of a group, B rows of a micro-batch, T tokens, M all loss tokens.
 """
@@ -35,6 +35,15 @@ def try_advantage(advantage: Variant, *, group_size: int) -> None:
     else:
         advantages = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         advantage.tensor(advantages, of_tokens[:1], of_tokens)
+
+
+def try_selection(selection: Variant, *, group_size: int, num_candidates: int) -> None:
+    """Raises DataError if the selection raises an error, or returns anything but the places of `group_size` candidates."""
+    if _UNKNOWN & set(selection.asks):
+        return
+    supply = {name: _invented(name, {"G": num_candidates}) for name in selection.asks}
+    result = selection.with_given(supply, group_size=group_size)
+    selection.places(result, num_candidates=num_candidates, group_size=group_size)
 
 
 def try_loss(loss: Variant) -> None:

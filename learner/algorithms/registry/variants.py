@@ -14,6 +14,9 @@ from cluster.contracts.foreign import described, line_of
 from cluster.contracts.plugins import Plugin, resolve, type_hints
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, SUPPLIED, SUPPLIED_TO
 
+_MOST_SHOWN = 200
+"""Characters of a returned value in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -59,9 +62,25 @@ class Variant:
         is_tensor = isinstance(result, Tensor)
         got = f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise DataError(
-            f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return a tensor of shape {wanted}"
-        )
+        raise self._refusal(got, wanted=f"a tensor of shape {wanted}")
+
+    def places(self, result: Any, *, num_candidates: int, group_size: int) -> list[int]:
+        """`result`, which a selection returned. Raises DataError unless it is the places of `group_size` different candidates: a mask would
+        be read as the places 0 and 1."""
+        try:
+            places_G = result if isinstance(result, Tensor) else torch.as_tensor(list(result))
+        except (TypeError, ValueError, RuntimeError):  # no numbers
+            places_G = torch.empty(0)
+        places = places_G.tolist()
+        is_whole = places_G.dtype != torch.bool and not places_G.is_floating_point()
+        if places_G.shape == (group_size,) and is_whole and len({*places} & {*range(num_candidates)}) == group_size:
+            return places
+        got = " ".join(str(places if isinstance(result, Tensor) else result).split())
+        wanted = f"the places of {group_size} different candidates, whole numbers from 0 to {num_candidates - 1}"
+        raise self._refusal(got if len(got) <= _MOST_SHOWN else f"{got[:_MOST_SHOWN]}...", wanted=wanted)
+
+    def _refusal(self, got: str, *, wanted: str) -> DataError:
+        return DataError(f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return {wanted}")
 
     @property
     def is_own(self) -> bool:

@@ -9,10 +9,12 @@ from torch import Tensor, tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError, FailureKind
+from cluster.contracts.schema import summarize
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.registry.presets import expand
 from tests.unit.learner.algorithms.batches import case
+from tests.unit.learner.trajectories import make_group
 
 
 def first_alone(rewards_G: Tensor) -> Tensor:
@@ -195,6 +197,74 @@ def test_an_error_at_a_step_is_the_datas_and_restarts_nothing(fields, message):
     with pytest.raises(DataError, match=message) as raised:
         make(**fields).prepare(a_batch())
     assert raised.value.kind is FailureKind.REFUSAL
+
+
+def as_mask(rewards_G: Tensor, *, group_size: int) -> Any:
+    return rewards_G >= rewards_G.sort(descending=True).values[group_size - 1]
+
+
+def too_few(rewards_G: Tensor, *, group_size: int) -> Any:
+    return rewards_G.argsort()[1:group_size]
+
+
+def from_the_end(rewards_G: Tensor, *, group_size: int) -> Any:
+    return list(range(-group_size, 0))
+
+
+def best_twice(rewards_G: Tensor, *, group_size: int) -> Any:
+    return [1] * group_size
+
+
+def its_rewards(rewards_G: Tensor, *, group_size: int) -> Any:
+    return rewards_G.sort().values[:group_size]
+
+
+def none_chosen(rewards_G: Tensor, *, group_size: int) -> Any:
+    return None
+
+
+def values_and_places(rewards_G: Tensor, *, group_size: int) -> Any:
+    return rewards_G.topk(group_size)
+
+
+@pytest.mark.parametrize(
+    ("selection", "tried", "chosen"),
+    [
+        (as_mask, r"\[False, True, True\]", r"\[True, False, True\]"),
+        (too_few, r"\[1\]", r"\[2\]"),
+        (from_the_end, r"\[-2, -1\]", r"\[-2, -1\]"),
+        (best_twice, r"\[1, 1\]", r"\[1, 1\]"),
+        (its_rewards, r"\[0.0, 0.5\]", r"\[0.0, 0.5\]"),
+        (none_chosen, "None", "None"),
+        (values_and_places, r"torch.return_types.topk\(.*\)", r"torch.return_types.topk\(.*\)"),
+    ],
+)
+def test_a_selection_must_return_the_places_of_different_candidates(selection, tried, chosen):
+    """Seen in review: the places of a mask of bools are 0 and 1, and a group trained on copies of its first two trajectories."""
+    objective = make(selection=own(selection))
+    told_so = (
+        rf"algorithm.selection=.*{selection.__name__}' returned {{}}; it must return the places of 2 different candidates, "
+        "whole numbers from 0 to 2"
+    )
+    with pytest.raises(ConfigError, match=f"^{told_so.format(tried)}"):
+        objective.check_group_size(2, num_candidates=3)
+    with pytest.raises(DataError, match=f"^{told_so.format(chosen)}"):
+        objective.chosen(summarize(make_group(0, rewards=(1.0, 0.0, 0.5))), group_size=2)
+
+
+def first_and_last(rewards_G: Tensor, *, group_size: int) -> Any:
+    return (0, len(rewards_G) - 1)
+
+
+def as_places_in_an_array(rewards_G: Tensor, *, group_size: int) -> Any:
+    return rewards_G.numpy().argsort()[-group_size:]
+
+
+@pytest.mark.parametrize(("selection", "places"), [(first_and_last, [0, 2]), (as_places_in_an_array, [0, 2])])
+def test_a_selection_may_return_places_in_any_sequence(selection, places):
+    objective = make(selection=own(selection))
+    objective.check_group_size(2, num_candidates=3)
+    assert objective.chosen(summarize(make_group(0, rewards=(1.0, 0.0, 0.5))), group_size=2) == places
 
 
 def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
