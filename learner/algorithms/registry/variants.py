@@ -38,12 +38,13 @@ class Variant:
         return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any], **called_with: Any) -> Any:
-        """Calls it with the tensors that it asks for and with `called_with`. Raises ConfigError for a required tensor that is missing, and
-        DataError for an error of a user's function, which a restart would repeat."""
+        """Calls it with the tensors that it asks for and with `called_with`. A user's function gets copies, which it may change. Raises
+        ConfigError for a required tensor that is missing, and DataError for an error of a user's function, which a restart would repeat."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
         given = {name: supply[name] for name in self.asks if supply.get(name) is not None}
+        given = {name: _copied(value) for name, value in given.items()} if self.is_own else given
         try:
             return self.call(**given, **called_with)
         except (TreadwheelError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -134,6 +135,12 @@ class Variant:
             "source": sections.get("Source", ""),
             "parameters": self.parameters,
         }
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def docstring_sections(function: Callable[..., Any]) -> dict[str, str]:

@@ -267,6 +267,50 @@ def test_a_selection_may_return_places_in_any_sequence(selection, places):
     assert objective.chosen(summarize(make_group(0, rewards=(1.0, 0.0, 0.5))), group_size=2) == places
 
 
+def halved_in_place(rewards_N: Tensor) -> Tensor:
+    return rewards_N.mul_(0.5)
+
+
+def centred_in_place(rewards_N: Tensor) -> Tensor:
+    return rewards_N.sub_(rewards_N.mean())
+
+
+def above_half(rewards_N: Tensor) -> Tensor:
+    return rewards_N > 0.5
+
+
+def weighed_in_place(advantages_NT: Tensor, *, columns: dict[str, Tensor], column: str) -> Tensor:
+    return advantages_NT.mul_(columns[column].mul_(2.0)[:, None])
+
+
+def forgetful_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return -policy_logprobs_BT * advantages_BT.mul_(2.0)
+
+
+def test_a_function_that_changes_its_tensors_in_place_changes_nothing_of_the_batch():
+    """Seen in review: shaping in place was lost where turns have rewards, and an advantage in place changed what filters see."""
+    last_NT = torch.zeros(4, 6, dtype=torch.float64)
+    last_NT[0, 0] = last_NT[2, 0] = 1.0
+    turns = dataclasses.replace(a_batch(), token_rewards_NT=last_NT)
+    halved = make(advantage="cumulative_returns", reward_shaping=[own(halved_in_place)]).prepare(turns)
+    assert halved.batch.token_rewards_NT.sum(1).tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert turns.rewards_N.tolist() == [1.0, 0.0, 1.0, 0.0]
+    centred = make(advantage=own(centred_in_place), filters=[own(above_half)]).prepare(a_batch())
+    assert centred.advantages_NT.sum(1).sign().tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert centred.is_kept_N.tolist() == [True, False, True, False]
+    weights = {"name": own(weighed_in_place), "column": "difficulty"}
+    difficulty = a_batch().columns["difficulty"]
+    assert torch.equal(make(advantage_shaping=[weights]).prepare(a_batch()).batch.columns["difficulty"], difficulty)
+
+
+def test_a_loss_that_changes_its_tensors_in_place_is_the_same_at_each_pass_over_the_rows():
+    once, objective = case(0), make(policy_loss=own(forgetful_loss))
+    prepared = objective.prepare(once.batch)
+    before = prepared.advantages_NT.clone()
+    objective.loss(prepared, policy_logprobs_BT=once.policy)
+    assert torch.equal(prepared.advantages_NT, before)
+
+
 def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
     with pytest.raises(torch.OutOfMemoryError):
         make(advantage=own(out_of_memory)).prepare(a_batch())
