@@ -11,7 +11,7 @@ from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.inert import has_no_policy_loss
-from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss, try_selection
+from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_parts, try_selection
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
 
@@ -262,14 +262,13 @@ def _listed(numbers_G: Tensor) -> str:
     return "[" + ", ".join(f"{number:.3g}" for number in numbers_G.tolist()) + "]"
 
 
-def refuse_failing_losses(parts: Parts) -> None:
-    """Raises ConfigError for a user's loss that fails on invented tensors."""
-    for loss in (parts.policy_loss, parts.value_loss):
-        if loss is not None and loss.is_own:
-            try:
-                try_loss(loss)
-            except DataError as error:
-                raise ConfigError(str(error)) from error
+def refuse_failing_parts(parts: Parts, *, trajectories_per_group: int) -> None:
+    """Raises ConfigError for a user's function that fails on invented tensors. `refuse_group_size` tries advantages, `refuse_selection`
+    selections."""
+    try:
+        try_parts(parts, group_size=trajectories_per_group)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
@@ -288,7 +287,7 @@ def _keeps_any(chosen: Variant, *, size: int) -> bool:
     """Whether a filter keeps any group of invented rewards."""
     groups = torch.combinations(torch.linspace(-1, 1, 21), size)
     try:
-        return any(chosen.with_given({"rewards_G": rewards_G}) for rewards_G in groups)
+        return any(chosen.verdict(chosen.with_given({"rewards_G": rewards_G})) for rewards_G in groups)
     except DataError as error:
         raise ConfigError(str(error)) from error
 

@@ -65,7 +65,7 @@ def dropped_by(group: Group, *, parts: Parts) -> str | None:
     """
     filters = [each for each in parts.filters if each.is_of_a_group]
     group = shaped(group, parts=parts) if filters else group
-    return next((each.plugin.name for each in filters if not bool(each.with_given(group))), None)
+    return next((each.plugin.name for each in filters if not each.verdict(each.with_given(group))), None)
 
 
 def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]:

@@ -88,9 +88,9 @@ class Objective:
             self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates
         )
 
-    def check_losses(self) -> None:
-        """Raises ConfigError when a user's own loss raises an error, or returns a value of another shape."""
-        checks.refuse_failing_losses(self._parts)
+    def check_parts(self, trajectories_per_group: int) -> None:
+        """Raises ConfigError when a user's own part raises an error, or returns a value of another type or shape."""
+        checks.refuse_failing_parts(self._parts, trajectories_per_group=trajectories_per_group)
 
     def check_rewards(self) -> None:
         """Raises ConfigError when the advantage cannot use rewards of 0 as the other parts change them."""

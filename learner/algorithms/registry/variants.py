@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,10 +61,20 @@ class Variant:
         """`result`, which it returned. Raises DataError unless it is a tensor of one of `shapes`: another one might be broadcast."""
         if isinstance(result, Tensor) and result.shape in shapes:
             return result
-        is_tensor = isinstance(result, Tensor)
-        got = f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
-        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise self._refusal(got, wanted=f"a tensor of shape {wanted}")
+        raise self._refusal(_kind(result), wanted=f"a tensor of shape {_either(shapes)}")
+
+    def mask(self, result: object, *shapes: torch.Size) -> Tensor:
+        """`result`, which it returned. Raises DataError unless it is a tensor of bool and of one of `shapes`."""
+        if isinstance(result, Tensor) and result.shape in shapes and result.dtype == torch.bool:
+            return result
+        raise self._refusal(_kind_and_type(result), wanted=f"a tensor of shape {_either(shapes)} and type torch.bool")
+
+    def verdict(self, result: object) -> bool:
+        """`result`, which a filter of a group returned. Raises DataError unless it is true or false: None would drop every group."""
+        is_bool_tensor = isinstance(result, Tensor) and result.dtype == torch.bool and result.dim() == 0
+        if is_bool_tensor or isinstance(result, bool | np.bool_):
+            return bool(result)
+        raise self._refusal(_kind_and_type(result), wanted="true or false")
 
     def places(self, result: Any, *, num_candidates: int, group_size: int) -> list[int]:
         """`result`, which a selection returned. Raises DataError unless it is the places of `group_size` different candidates: a mask would
@@ -135,6 +146,19 @@ class Variant:
             "source": sections.get("Source", ""),
             "parameters": self.parameters,
         }
+
+
+def _kind(result: object) -> str:
+    is_tensor = isinstance(result, Tensor)
+    return f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
+
+
+def _kind_and_type(result: object) -> str:
+    return _kind(result) + (f" and type {result.dtype}" if isinstance(result, Tensor) else "")
+
+
+def _either(shapes: Sequence[torch.Size]) -> str:
+    return " or ".join(str(tuple(shape)) for shape in shapes)
 
 
 def _copied(value: Any) -> Any:

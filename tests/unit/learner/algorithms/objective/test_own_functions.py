@@ -10,6 +10,7 @@ from torch import Tensor, tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError, FailureKind
 from cluster.contracts.schema import summarize
+from learner.algorithms.batch_rules.filters import Selection
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.registry.presets import expand
@@ -177,12 +178,12 @@ def test_the_check_names_an_advantage_that_raises_an_error_and_its_line(advantag
 )
 def test_the_check_refuses_a_loss_that_fails(loss, message):
     with pytest.raises(ConfigError, match=rf"algorithm.policy_loss=.*{message}"):
-        make(policy_loss=own(loss)).check_losses()
+        make(policy_loss=own(loss)).check_parts(4)
 
 
 def test_the_check_takes_functions_that_work():
     make(advantage=own(returns_and_lengths)).check_group_size(4, num_candidates=4)
-    make(policy_loss="learner.algorithms.losses.policy:ppo_clip").check_losses()
+    make(policy_loss="learner.algorithms.losses.policy:ppo_clip").check_parts(4)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +310,146 @@ def test_a_loss_that_changes_its_tensors_in_place_is_the_same_at_each_pass_over_
     before = prepared.advantages_NT.clone()
     objective.loss(prepared, policy_logprobs_BT=once.policy)
     assert torch.equal(prepared.advantages_NT, before)
+
+
+def ratio_of_the_sequence(policy_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor) -> Tensor:
+    return (policy_logprobs_BT - rollout_logprobs_BT).sum(1).exp()
+
+
+def in_a_column(proximal_logprobs_NT: Tensor) -> Tensor:
+    return proximal_logprobs_NT.exp().mean(1, keepdim=True)
+
+
+def constant(policy_logprobs_BT: Tensor) -> Any:
+    return 1.0
+
+
+def no_verdict(rewards_G: Tensor) -> Any:
+    return None
+
+
+def for_each(rewards_G: Tensor) -> Any:
+    return rewards_G > 0
+
+
+def mean_as_verdict(rewards_G: Tensor) -> Any:
+    return rewards_G.mean()
+
+
+def as_numbers(completion_lengths_N: Tensor) -> Tensor:
+    return (completion_lengths_N > 1).long()
+
+
+def filter_in_a_column(completion_lengths_N: Tensor) -> Tensor:
+    return (completion_lengths_N > 1)[:, None]
+
+
+def for_all(completion_lengths_N: Tensor) -> Any:
+    return True
+
+
+def halves(entropies_NT: Tensor) -> Any:
+    return Selection(entropies_NT > 0.5, entropies_NT)
+
+
+def mean_alone(loss_mask_NT: Tensor) -> Tensor:
+    return 1 / loss_mask_NT.sum()
+
+
+def mean_advantage(advantages_NT: Tensor) -> Tensor:
+    return advantages_NT.mean(1)
+
+
+def reward_of_all(rewards_N: Tensor) -> Tensor:
+    return rewards_N.mean()
+
+
+_BOOLS = r"a tensor of shape \(4,\) or \(4, 3\) and type torch.bool"
+
+
+@pytest.mark.parametrize(
+    ("field", "function", "got", "wanted"),
+    [
+        ("corrections", ratio_of_the_sequence, r"a tensor of shape \(2,\)", r"a tensor of shape \(2, 3\)"),
+        ("corrections", in_a_column, r"a tensor of shape \(4, 1\)", r"a tensor of shape \(4, 3\)"),
+        ("corrections", constant, "a value of type float", r"a tensor of shape \(2, 3\)"),
+        ("filters", no_verdict, "a value of type NoneType", "true or false"),
+        ("filters", for_each, r"a tensor of shape \(1,\) and type torch.bool", "true or false"),
+        ("filters", mean_as_verdict, r"a tensor of shape \(\) and type torch.float64", "true or false"),
+        ("filters", as_numbers, r"a tensor of shape \(4,\) and type torch.int64", _BOOLS),
+        ("filters", filter_in_a_column, r"a tensor of shape \(4, 1\) and type torch.bool", _BOOLS),
+        ("filters", for_all, "a value of type bool", _BOOLS),
+        (
+            "filters",
+            halves,
+            r"a tensor of shape \(4, 3\) and type torch.float64",
+            r"a tensor of shape \(4, 3\) and type",
+        ),
+        ("aggregation", mean_alone, r"a tensor of shape \(\)", r"a tensor of shape \(4, 3\)"),
+        ("advantage_shaping", mean_advantage, r"a tensor of shape \(4,\)", r"a tensor of shape \(4, 3\)"),
+        ("reward_shaping", reward_of_all, r"a tensor of shape \(\)", r"a tensor of shape \(4,\)"),
+    ],
+)
+def test_the_check_refuses_each_part_that_returns_another_type_or_shape(field, function, got, wanted):
+    """Groups of one: 4 trajectories of 3 tokens; micro-batches of 2 trajectories."""
+    value = own(function) if field == "aggregation" else [own(function)]
+    message = rf"^algorithm.{field}.*{function.__name__}' returned {got}; it must return {wanted}"
+    with pytest.raises(ConfigError, match=message):
+        make(**{field: value}, proximal="recompute").check_parts(1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        (no_verdict, "type NoneType; it must return true or false"),
+        (for_each, r"shape \(2,\) and type torch.bool; it must return true or false"),
+        (as_numbers, r"type torch.int64; it must return a tensor of shape \(4,\) or \(4, 6\) and type torch.bool"),
+        (filter_in_a_column, r"shape \(4, 1\) and type torch.bool; it must"),
+        (for_all, "type bool; it must return a tensor"),
+        (halves, r"type torch.float64; it must return a tensor of shape \(4, 6\) and type torch.bool"),
+    ],
+)
+def test_a_step_refuses_a_filter_that_is_no_mask(filters, message):
+    """Seen in review: None dropped every group, and a column of verdicts about trajectories was taken for one about tokens."""
+    with pytest.raises(DataError, match=rf"algorithm.filters\[0\]=.*{message}"):
+        make(filters=[own(filters)]).prepare(a_batch())
+
+
+def test_a_correction_of_trajectories_is_not_spread_over_tokens():
+    """Seen in review: a ratio for each of as many trajectories as there are tokens multiplied the tokens."""
+    square = case(0, num_groups=2)
+    objective = make(corrections=[own(ratio_of_the_sequence)])
+    with pytest.raises(DataError, match=r"corrections\[0\]=.* a tensor of shape \(6,\); .* of shape \(6, 6\)"):
+        square.loss(objective)
+
+
+def long_enough(completion_lengths_N: Tensor) -> Tensor:
+    return completion_lengths_N > 1
+
+
+def differing(rewards_G: Tensor) -> Any:
+    return rewards_G.max() > rewards_G.min()
+
+
+def differing_in_numpy(rewards_G: Tensor) -> Any:
+    return rewards_G.numpy().max() > rewards_G.numpy().min()
+
+
+def capped(policy_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor, cap: float = 2.0) -> Tensor:
+    return (policy_logprobs_BT - rollout_logprobs_BT).exp().clamp(max=cap)
+
+
+def near(policy_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor) -> Tensor:
+    return (policy_logprobs_BT - rollout_logprobs_BT).abs() < 0.5
+
+
+def test_filters_and_corrections_of_the_right_shape_are_taken():
+    objective = make(
+        filters=[own(long_enough), own(differing), own(differing_in_numpy)], corrections=[own(capped), own(near)]
+    )
+    objective.check_parts(4)
+    assert objective.prepare(a_batch()).is_kept_N.all()
+    assert case(0).loss(objective)[0].isfinite()
 
 
 def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
