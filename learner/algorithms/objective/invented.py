@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.contracts.errors import DataError
 from learner.algorithms.objective.parts import Parts, choice, token_losses
 from learner.algorithms.registry.variants import Variant
 
@@ -17,7 +18,8 @@ NUM_GROUPS = 4
 _SIZES = {"B": 2, "T": 3, "M": 6}
 _OF_ROWS = torch.Size((_SIZES["B"], _SIZES["T"]))
 """Shape of an invented micro-batch."""
-
+_OF_THE_PRESENT_POLICY = frozenset({"policy_logprobs_BT", "entropies_BT", "values_BT"})
+"""Tensors with gradient."""
 _UNKNOWN = frozenset(
     {"reward_components_NK", "reward_components_GK", "reward_component_names", "columns", "part_rewards_N", "reward_moments"}
 )  # fmt: skip
@@ -26,7 +28,7 @@ _UNKNOWN = frozenset(
 
 def try_parts(parts: Parts, *, group_size: int) -> None:
     """Raises DataError if a user's shaping, filter, aggregation, correction or loss raises an error, or returns a value of another type or
-    shape."""
+    shape; also for a loss without gradient, and for losses and corrections that are not finite."""
     of_group, of_all, of_tokens = (_shape(axes, group_size=group_size) for axes in ("G", "N", "NT"))
     for step, result in _results(*parts.reward_shaping, group_size=group_size):
         step.tensor(result, of_group if step.is_of_a_group else of_all)
@@ -39,7 +41,7 @@ def try_parts(parts: Parts, *, group_size: int) -> None:
     for part, result in _results(*parts.advantage_shaping, *weights, group_size=group_size):
         part.tensor(result, of_tokens)
     for correction, result in _results(*parts.corrections, group_size=group_size):
-        correction.tensor(result, of_tokens if correction.is_of_the_batch else _OF_ROWS)
+        _refuse_not_finite(correction, correction.tensor(result, of_tokens if correction.is_of_the_batch else _OF_ROWS))
     for loss in (parts.policy_loss, parts.value_loss):
         if loss is not None and loss.is_own:
             _try_loss(loss)
@@ -63,10 +65,27 @@ def try_selection(selection: Variant, *, group_size: int, num_candidates: int) -
         selection.places(result, num_candidates=num_candidates, group_size=group_size)
 
 
+@torch.enable_grad()
 def _try_loss(loss: Variant) -> None:
     supply = _supply(loss)
-    supply[loss.asks[0]].requires_grad_()
-    token_losses(loss, supply, shape=_OF_ROWS)
+    for name in _OF_THE_PRESENT_POLICY & supply.keys():
+        supply[name].requires_grad_()
+    losses_BT = token_losses(loss, supply, shape=_OF_ROWS).losses_BT
+    _refuse_not_finite(loss, losses_BT)
+    if not losses_BT.requires_grad:
+        raise DataError(
+            f"algorithm.{loss.field}={loss.plugin.name!r} returned losses without gradient, from which nothing is learned; compute them "
+            f"from {loss.asks[0]}, without detach() and torch.no_grad()"
+        )
+
+
+def _refuse_not_finite(part: Variant, result: Tensor) -> None:
+    bad = result[~result.isfinite()].tolist()
+    if bad:
+        raise DataError(
+            f"algorithm.{part.field}={part.plugin.name!r} returned {bad[0]} for finite numbers (equal log-probs, others from 0 to 1); "
+            "return finite ones"
+        )
 
 
 def _results(*parts: Variant | None, group_size: int) -> Iterator[tuple[Variant, Any]]:

@@ -452,6 +452,45 @@ def test_filters_and_corrections_of_the_right_shape_are_taken():
     assert case(0).loss(objective)[0].isfinite()
 
 
+def detached_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return (-policy_logprobs_BT * advantages_BT).detach()
+
+
+@torch.no_grad()
+def loss_in_no_grad(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return -policy_logprobs_BT * advantages_BT
+
+
+def of_entropies_alone(policy_logprobs_BT: Tensor, *, entropies_BT: Tensor) -> Tensor:
+    return -entropies_BT
+
+
+def over_the_advantage(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return -policy_logprobs_BT / advantages_BT
+
+
+def over_the_gap(policy_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor) -> Tensor:
+    gap_BT = policy_logprobs_BT - rollout_logprobs_BT
+    return gap_BT / gap_BT.abs()
+
+
+@pytest.mark.parametrize("loss", [detached_loss, loss_in_no_grad])
+def test_the_check_refuses_a_loss_without_gradient(loss):
+    """Seen in review: the check passed it, and the learner restarted eight times."""
+    message = rf"policy_loss=.*{loss.__name__}' returned losses without gradient.*compute them from policy_logprobs_BT"
+    with pytest.raises(ConfigError, match=message):
+        make(policy_loss=own(loss)).check_parts(4)
+    make(policy_loss=own(of_entropies_alone)).check_parts(4)
+
+
+def test_the_check_refuses_losses_and_corrections_that_are_not_finite():
+    """Equal log-probs, and advantages of 0, are usual: a run with them ended with the advice to lower its learning rate."""
+    with pytest.raises(ConfigError, match=r"policy_loss=.*over_the_advantage' returned inf for finite numbers"):
+        make(policy_loss=own(over_the_advantage)).check_parts(4)
+    with pytest.raises(ConfigError, match=r"corrections\[0\]=.*over_the_gap' returned nan for finite numbers"):
+        make(corrections=[own(over_the_gap)]).check_parts(4)
+
+
 def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
     with pytest.raises(torch.OutOfMemoryError):
         make(advantage=own(out_of_memory)).prepare(a_batch())
