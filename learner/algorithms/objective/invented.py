@@ -18,6 +18,8 @@ NUM_GROUPS = 4
 _SIZES = {"B": 2, "T": 3, "M": 6}
 _OF_ROWS = torch.Size((_SIZES["B"], _SIZES["T"]))
 """Shape of an invented micro-batch."""
+_NUM_CALLS = 16
+"""Calls of a filter of groups with the same group."""
 _OF_THE_PRESENT_POLICY = frozenset({"policy_logprobs_BT", "entropies_BT", "values_BT"})
 """Tensors with gradient."""
 _UNKNOWN = frozenset(
@@ -34,7 +36,7 @@ def try_parts(parts: Parts, *, group_size: int) -> None:
         step.tensor(result, of_group if step.is_of_a_group else of_all)
     for chosen, result in _results(*parts.filters, group_size=group_size):
         if chosen.is_of_a_group:
-            chosen.verdict(result)
+            _try_again(chosen, chosen.verdict(result), group_size=group_size)
         else:
             choice(chosen, result, of_all, of_tokens)
     weights = (parts.aggregation, parts.value_aggregation)
@@ -63,6 +65,15 @@ def try_selection(selection: Variant, *, group_size: int, num_candidates: int) -
     if _UNKNOWN.isdisjoint(selection.asks):
         result = selection.with_given(_supply(selection, group_size=num_candidates), group_size=group_size)
         selection.places(result, num_candidates=num_candidates, group_size=group_size)
+
+
+def _try_again(chosen: Variant, verdict: bool, *, group_size: int) -> None:
+    for _ in range(_NUM_CALLS - 1):
+        if chosen.verdict(chosen.with_given(_supply(chosen, group_size=group_size))) != verdict:
+            raise DataError(
+                f"algorithm.{chosen.field}={chosen.plugin.name!r} keeps and drops the same group; cluster and learner call it, so it "
+                "must answer the same to the same tensors, without random numbers and memory of earlier calls"
+            )
 
 
 @torch.enable_grad()

@@ -163,11 +163,12 @@ class Objective:
     def dropped_by(self, summary: GroupSummary) -> str | None:
         """Name of the filter that drops a judged group; None: it trains, unless a filter of the whole batch drops it.
 
-        `prepare` drops the same groups.
+        `prepare` drops the same groups, and raises DataError for one that only now a user's filter drops.
         """
         if not any(each.is_of_a_group for each in self._parts.filters):
             return None  # spares the driver tensors that no filter reads
-        return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        dropped_by = group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        return dropped_by and dropped_by.plugin.name
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:

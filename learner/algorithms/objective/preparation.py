@@ -152,7 +152,13 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
     of_rows, of_all_tokens = is_kept_N.shape, gradient_NT.shape
     for rows, group in group_rules.of_batch(batch):
-        is_kept_N[rows] = group_rules.dropped_by(group, parts=parts) is None
+        dropped_by = group_rules.dropped_by(group, parts=parts)
+        if dropped_by is not None and dropped_by.is_own:
+            raise DataError(
+                f"group {batch.group_ids[int(rows[0])]}: algorithm.{dropped_by.field}={dropped_by.plugin.name!r} kept it in the cluster, "
+                "and drops it in the learner; it must answer the same to the same tensors, without random numbers or memory of other calls"
+            )
+        is_kept_N[rows] = dropped_by is None
     of_tokens: list[tuple[Variant, Tensor | Selection]] = []
     for chosen in parts.filters:
         if chosen.is_of_a_group:
