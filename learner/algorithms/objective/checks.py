@@ -1,6 +1,7 @@
 """Refuses contradictions between parts of a configuration, before anything starts."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.hiding import shown
 from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.inert import has_no_policy_loss
 from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_parts, try_selection
@@ -20,6 +22,7 @@ def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
     for check in (
         _refuse_unsupplied_tensors,
+        _require_a_passport,
         _require_a_critic,
         _refuse_empty_ranges,
         _refuse_parameters_above_their_limit,
@@ -45,6 +48,24 @@ def _refuse_unsupplied_tensors(parts: Parts) -> None:
                 f"{variant.field}={variant.plugin.name!r} asks for columns, and has no parameter 'column' that names the one it reads; "
                 "give it one"
             )
+
+
+def _require_a_passport(parts: Parts) -> None:
+    """`passport.json` names every function and holds all parameters, defaults included."""
+    for variant in parts.all():
+        if not hasattr(variant.function, "__qualname__"):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} is an object of class {type(variant.function).__name__}, whose state "
+                "passport.json cannot hold; name a function, with the state as its parameters"
+            )
+        for name, value in variant.parameters.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{variant.field}.{name}={shown(value, name)} is of type {type(value).__name__}, which passport.json cannot hold; use "
+                    "numbers, texts, lists and mappings as parameters and their defaults, and make all else inside the function"
+                ) from error
 
 
 def _require_a_critic(parts: Parts) -> None:

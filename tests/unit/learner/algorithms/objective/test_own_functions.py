@@ -1,8 +1,10 @@
 """A user's own functions: a result of another shape or type is refused, before the run starts and at its steps, and never broadcast."""
 
 import dataclasses
+import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, tensor
@@ -489,6 +491,54 @@ def test_the_check_refuses_losses_and_corrections_that_are_not_finite():
         make(policy_loss=own(over_the_advantage)).check_parts(4)
     with pytest.raises(ConfigError, match=r"corrections\[0\]=.*over_the_gap' returned nan for finite numbers"):
         make(corrections=[own(over_the_gap)]).check_parts(4)
+
+
+_TWO, _ONES, _NESTED = np.float32(2.0), torch.ones(1), (1, {"most": float("inf")}, np.float64(2.0), None)
+
+
+def squashed(rewards_G: Tensor, *, by: Any = torch.tanh) -> Tensor:
+    return by(rewards_G - rewards_G.mean())
+
+
+def scaled(rewards_G: Tensor, *, by: Any = _TWO) -> Tensor:
+    return by * (rewards_G - rewards_G.mean())
+
+
+def moved(rewards_G: Tensor, *, by: Any = _ONES) -> Tensor:
+    return rewards_G - by
+
+
+def limited(rewards_G: Tensor, *, by: Any = _NESTED) -> Tensor:
+    return rewards_G
+
+
+class Scaling:
+    def __call__(self, rewards_G: Tensor) -> Tensor:
+        return rewards_G
+
+
+scaling, doubled = Scaling(), functools.partial(limited, by=2)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (squashed, "is of type builtin_function_or_method"),
+        (scaled, "=2.0 is of type float32|=np.float32.2.0. is of type float32"),
+        (moved, r"=tensor\(\[1.\]\) is of type Tensor"),
+    ],
+)
+def test_a_default_that_the_passport_cannot_hold_is_refused_with_the_configuration(function, message):
+    """Seen in review: the run ended after it had loaded the model."""
+    with pytest.raises(ConfigError, match=rf"^advantage.by.*({message}), which passport.json cannot hold; use numbers"):
+        make(advantage=own(function))
+    assert make(advantage=own(limited)).formula()["advantage"]["parameters"]["by"][0] == 1
+
+
+def test_a_callable_object_is_refused_and_a_function_with_bound_parameters_is_not():
+    with pytest.raises(ConfigError, match=r"advantage='.*:scaling' is an object of class Scaling, .* name a function"):
+        make(advantage=f"{__name__}:scaling")
+    assert make(advantage=f"{__name__}:doubled").formula()["advantage"]["parameters"] == {"by": 2}
 
 
 def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
