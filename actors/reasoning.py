@@ -1,9 +1,21 @@
 """Separate a model's answer from its reasoning."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 THINK, END_OF_THINK = "<think>", "</think>"
+CHANNEL = "<|channel|>"
+"""Begins the channel of a message in the format of gpt-oss, harmony: `analysis` is reasoning, `final` the answer."""
+CHANNEL_MARKS = (CHANNEL, "<|start|>", "<|constrain|>", "<|message|>", "<|end|>")
+# A channel and a role may be followed by a recipient.
+_HEADER = r"{start}<\|channel\|>{channel}(?:<\|constrain\|>[^<]*)?<\|message\|>"
+_ANALYSIS = re.compile(
+    _HEADER.format(start=r"(?:<\|start\|>assistant[^<]*)?", channel="analysis[^<]*") + r"(.*?)(<\|end\|>|\Z)", re.DOTALL
+)
+_SPOKEN = re.compile(_HEADER.format(start=r"(?:<\|start\|>assistant)?", channel=r"(?:final|commentary)\s*"))
+_BETWEEN = re.compile(r"<\|end\|>(?!\Z)")
+_MARKS = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
 
 
 def after_reasoning(
@@ -30,6 +42,18 @@ def parted(text: str, *, prompt: str) -> tuple[str | None, str]:
         return None, text
     reasoning = thoughts.replace(THINK, "", 1).strip()
     return reasoning if reasoning or has_ended else None, words.lstrip()
+
+
+def with_tags(text: str) -> str:
+    """A reply in channels with its analysis in the tags of reasoning. Analysis that never ends stays open."""
+    tagged = _ANALYSIS.sub(lambda found: f"{THINK}{found[1]}{found[2] and END_OF_THINK}", text)
+    return tagged.replace(END_OF_THINK + THINK, "\n")
+
+
+def without_channels(text: str) -> str:
+    """As `with_tags`, and without the marks of its other messages."""
+    spoken = _SPOKEN.sub("", with_tags(text))
+    return _MARKS.sub("", _BETWEEN.sub("\n", spoken))
 
 
 def _is_apart(messages: Sequence[Mapping[str, Any]]) -> bool:

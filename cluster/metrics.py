@@ -163,7 +163,8 @@ _MOST_BEHIND = 10_000
 
 
 class Sink(Protocol):
-    """Receives metrics and events: a file or package below cluster.sinks, or yours by full path. Called in order, from its own thread."""
+    """Receives metrics and events: a file or package below cluster.sinks, or yours by full path. It is made with the run's `directory`
+    and `num_steps`, and called in order, from its own thread."""
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Numbers of the step that made policy `version`; version 0 is before the first step (evaluation).
@@ -176,7 +177,9 @@ class Sink(Protocol):
         """An event. `record` has `kind`, `time`, `pid`, and fields of its kind."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Called once, after the run's last step and event."""
+        ...
 
 
 class MetricLog:
@@ -360,7 +363,7 @@ class _InThread:
 
     def close(self) -> None:
         """Returns at once. The next mark is set when the sink is closed."""
-        self._calls.put(lambda: self._guarded(self._sink.close))
+        self._calls.put(lambda: self._guarded(lambda: self._sink.close()))  # a user's may lack it
 
     def end(self) -> None:
         """Returns at once. The thread ends when all calls so far are done."""

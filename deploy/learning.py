@@ -50,7 +50,7 @@ async def _learn(
 ) -> None:
     from learner.algorithms.objective import Objective
 
-    objective = Objective.of_run(config)
+    objective = Objective.of_run(config, keeps_inert=True)
     data = RecordedGroups.of_run(config, objective) if data is None else data
     ledger = open_ledger(run_dir, log)
     if ledger.version:

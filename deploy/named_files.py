@@ -4,17 +4,20 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.foreign import source_bytes
 from cluster.contracts.hiding import HIDDEN
+from cluster.contracts.plugins import SINKS, TRANSPORTS, Plugin, find
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.settings import flat
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file, weight_files
+from deploy.config.spelling import homes_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class NamedFiles:
 
 
 def named_files(config: RunConfig) -> Iterator[NamedFiles]:
-    """Models, tokenizer and rubrics. Of weights, only names, shapes and first bytes are read."""
+    """Models, tokenizer, rubrics and own code. Of weights, only names, shapes and first bytes are read."""
     local = with_local_models(config)
     yield from _of_model(local.model)
     yield from _of_reference(local.model, local.reference)
@@ -39,6 +42,7 @@ def named_files(config: RunConfig) -> Iterator[NamedFiles]:
     if (value := local.algorithm.value) is not None and value.path is not None:
         own = ModelConfig(path=value.path, revision=value.revision)
         yield _weights("algorithm.value.path", own, "mathematics", "value", "fingerprint")
+    yield from _of_own_code(config)
 
 
 def refuse_other_files(run_dir: RunDirectory, config: RunConfig) -> None:
@@ -108,6 +112,30 @@ def _of_rewards(reward: RewardConfig) -> Iterator[NamedFiles]:
             place=("mathematics", "reward", "rubric_digests", setting),
             digest=_digest(path),
         )
+
+
+def _of_own_code(config: RunConfig) -> Iterator[NamedFiles]:
+    """The source files of the user's own functions that compute something. Not compared: to mend a judge in mid-run is a user's right."""
+    run = config.model_dump(mode="json")
+    for setting, home in homes_in(run).items():
+        if home in (SINKS, TRANSPORTS):
+            continue
+        named = reduce(lambda section, key: (section or {}).get(key), setting.split("."), run)
+        for each in named if isinstance(named, list) else [named]:
+            if not each or (
+                isinstance(each, dict) and "name" not in each
+            ):  # prompts of several sources, which have settings of their own
+                continue
+            plugin = Plugin.model_validate(each)
+            if ":" in plugin.name:
+                yield NamedFiles(
+                    field=setting,
+                    path=plugin.name,
+                    kind="code",
+                    place=("files", "code", plugin.name),
+                    digest=hashlib.sha256(source_bytes(find(plugin, home=home, field=setting))).hexdigest(),
+                    is_compared=False,
+                )
 
 
 def _weights(field: str, model: ModelConfig, *place: str) -> NamedFiles:

@@ -19,9 +19,8 @@ from cluster.contracts.learned import written_learned
 from cluster.contracts.protocols import PublishingLearner
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog
-from cluster.record.learned_files import learned_name
 from cluster.record.ledger import Ledger
-from cluster.record.recorder import num_pruned_steps
+from cluster.record.recorder import learned_name, num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, RUN_YAML, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights

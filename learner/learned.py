@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.learned import LEARNED_SCHEMA
-from learner.algorithms.objective.seen import TokensSeen
+from learner.algorithms.objective.recording import TokensSeen
 from learner.algorithms.placing import placed
 from learner.assemble import Batch
 

@@ -101,7 +101,7 @@ class Learner:
             timeout_s=config.learner.timeout_s,
             sequence_parallel_size=config.learner.sequence_parallel_size,
         )
-        self.objective = Objective.of_run(config)
+        self.objective = Objective.of_run(config, keeps_inert=True)
         check_rank(config, device=device)
         self.networks, self._loading = build(config, ranks=self._ranks)
         self.policy = self.networks.policy

@@ -47,7 +47,7 @@ class Publisher:
         causal_lm, adapter = self._networks.policy.causal_lm, None
         named = exported(causal_lm, dtype=self._dtype)
         if (lora := self._config.published_adapter) is not None:
-            adapter, named = adapter_of(causal_lm, lora=lora), exported_adapter(causal_lm, dtype=self._dtype)
+            adapter, named = adapter_of(causal_lm, lora=lora), adapters(causal_lm, dtype=self._dtype)
         if self._ranks.rank != 0:
             for _ in named:
                 self._phases.move()
@@ -93,13 +93,6 @@ def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torc
     finally:
         reshard(networks)  # shards are what is exported and trained
     return tuple(logprobs_C.tolist())
-
-
-@torch.no_grad()
-def exported_adapter(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(peft's name, whole tensor in `dtype`) of the adapter only, gathered tensor by tensor; all ranks must iterate."""
-    for name, tensor in adapters(causal_lm):
-        yield name, tensor.to(dtype)
 
 
 @torch.no_grad()

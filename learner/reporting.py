@@ -55,7 +55,6 @@ def stats_of(
     return StepStats(
         policy_version=policy_version,
         metrics=metrics,
-        num_trajectories=len(batch.rows),
         num_trained_tokens=int(batch.tensors.loss_mask_NT.sum()),
         seconds=laps.total,
     )

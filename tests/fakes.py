@@ -121,7 +121,6 @@ def attestation(worker: str, version: int, *, digest: str = "", **fields: Any) -
         "tolerance": 1.0,
         "noise_floor": 0.0,
         "distinguishable": True,
-        "seconds": 0.0,
         "pause_seconds": 0.0,
     }
     return Attestation(worker=worker, policy_version=version, digest=digest or str(version), **{**values, **fields})

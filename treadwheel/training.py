@@ -14,8 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import is_async
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import RunDirectory
@@ -166,6 +169,10 @@ def _callback_sinks(callbacks: object, stop: Stop) -> list[_CallbackSink]:
         if not callable(callback):
             raise ConfigError(
                 f"callbacks[{index}]={callback!r} is no function; it is called as callback(step, metrics)"
+            )
+        if is_async(callback):
+            raise ConfigError(
+                f"callbacks[{index}]={callback!r} is asynchronous; a callback is called in a thread of its own, so write it with def"
             )
     return [_CallbackSink(callback, stop) for callback in cast("Sequence[Callback]", callbacks)]
 
@@ -333,17 +340,25 @@ class _CallbackSink:
         self._callback = callback
         self._stop = stop
         self.has_stopped = False
-        self.error: Exception | None = None
+        self.error: Exception | SystemExit | None = None
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if self.has_stopped:
             return
         try:
-            self.has_stopped = bool(self._callback(version, metrics))
-        except Exception as error:  # noqa: BLE001  foreign code; `train` raises it again
+            self.has_stopped = self._asks_to_stop(self._callback(version, metrics))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code; `train` raises it again
             self.error, self.has_stopped = error, True
         if self.has_stopped:
             self._stop.ask()
+
+    def _asks_to_stop(self, answer: object) -> bool:
+        """Raises ConfigError for anything but a truth value or None: the value of a logger's call would stop the run."""
+        if answer is not None and not isinstance(answer, bool | np.bool_):
+            raise ConfigError(
+                f"callbacks: {self._callback!r} returned {answer!r:.80}; return True to stop the run, else False or None"
+            )
+        return bool(answer)
 
     def event(self, record: Mapping[str, Any]) -> None: ...
 

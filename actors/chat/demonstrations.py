@@ -6,6 +6,7 @@ from actors.chat.formatter import ChatFormatter
 from cluster.contracts.algorithm_config import SftConfig
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import DataError
+from cluster.contracts.own_prompts import prompt_at
 from cluster.contracts.plugins import prompt_source
 from cluster.rollouts.tickets import epoch_order
 
@@ -30,7 +31,7 @@ class SourceDemonstrations:
         return [self._demonstration(self._order(epoch)[place]) for epoch, place in places]
 
     def _demonstration(self, index: int) -> tuple[list[int], list[int]]:
-        prompt = self._source[index]
+        prompt = prompt_at(self._source, index)
         completion = prompt.columns.get(self._column)
         if not isinstance(completion, str):
             has = ", ".join(sorted(prompt.columns)) or "none"

@@ -11,7 +11,7 @@ from actors.chat.after_turn import ASKED
 from actors.chat.hub import config_and_tokenizer
 from actors.chat.rendering import Message, fresh_word
 from actors.chat.turns import Turns
-from actors.reasoning import END_OF_THINK, THINK
+from actors.reasoning import CHANNEL, CHANNEL_MARKS, END_OF_THINK, THINK, without_channels
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -69,6 +69,24 @@ class ChatFormatter:
     @cached_property
     def _turns(self) -> Turns:
         return Turns(self._tokenizer, stop_token_ids=self.stop_token_ids)
+
+    @cached_property
+    def has_channels(self) -> bool:
+        """Whether the model writes its reasoning in a channel, as gpt-oss does."""
+        return CHANNEL in self._tokenizer.get_vocab()
+
+    @cached_property
+    def _special_tags(self) -> frozenset[int]:
+        """The tags of reasoning and the marks of channels that the tokenizer calls special."""
+        vocabulary = self._tokenizer.get_vocab()
+        tags = (THINK, END_OF_THINK, *(CHANNEL_MARKS if self.has_channels else ()))
+        known = [vocabulary[tag] for tag in tags if tag in vocabulary]
+        return frozenset(each for each in known if not self.searched([each]))
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(index for index, token in added if token.special)
 
     @property
     def num_token_ids(self) -> int:
@@ -148,7 +166,16 @@ class ChatFormatter:
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string."""
+        """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string and the tags of
+        its reasoning, even if the tokenizer calls these special. Reasoning in a channel (gpt-oss) gets the tags."""
+        if self._special_tags.isdisjoint(token_ids):
+            return self.searched(token_ids)
+        shown = [each for each in token_ids if each in self._special_tags or each not in self._special_ids]
+        text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return without_channels(text) if self.has_channels else text
+
+    def searched(self, token_ids: Sequence[int]) -> str:
+        """The text in which the engine looks for stop texts: without any special token."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ def _turn_close(template: ChatTemplate) -> str:
 
 def _rewrites(template: ChatTemplate) -> str | None:
     inline: Message = {"role": "assistant", "content": f"{THINK}\n{_THOUGHT}\n{END_OF_THINK}\n\n{_SAID}"}
-    apart: Message = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT}
+    # gpt-oss's template has a name of its own for reasoning.
+    apart: Message = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT, "thinking": _THOUGHT}
     is_dropped = _writes(template, [ASKED, apart], _THOUGHT) and not _writes(template, [ASKED, apart, _TOLD], _THOUGHT)
     if is_dropped or (
         _writes(template, [ASKED, inline, _TOLD], _SAID) and not _writes(template, [ASKED, inline, _TOLD], _THOUGHT)

@@ -23,7 +23,12 @@ def vllm(*, text: str, tools: Sequence[Any], parser: str, tokenizer: str) -> tup
 
     request = ChatCompletionRequest.model_validate({"messages": [], "model": "policy", "tools": [*tools]})
     reader = _parser(parser, tokenizer, json.dumps(tools))
-    found = reader.extract_tool_calls(text, request)
+    try:
+        found = reader.extract_tool_calls(text, request)
+    except NotImplementedError as error:  # gpt-oss: vLLM's server reads its tokens
+        raise ConfigError(
+            f"episodes.parser.parser={parser!r} reads no text in vLLM; name a function of yours in episodes.parser, or use no tools"
+        ) from error
     if not found.tool_calls and (start := next((start for start in _starts(reader) if start in text), None)):
         raise ValueError(f"{start} begins a call that {parser} cannot read")
     calls = [

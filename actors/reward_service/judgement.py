@@ -7,10 +7,8 @@ import asyncio
 import dataclasses
 import hashlib
 import inspect
-import linecache
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Set
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,7 +16,7 @@ from pydantic import TypeAdapter
 from actors.returned import MAX_MESSAGE, to_reward
 from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
-from cluster.contracts.foreign import described, line_of
+from cluster.contracts.foreign import described, line_of, source_bytes
 from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
 from cluster.contracts.types import Reward, RewardStatus
@@ -116,9 +114,9 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 def to_rewards(value: Any, *, size: int) -> Judged:
     """Converts a list of one value a trajectory as `to_reward`. None for all means no verdict, None for some means a failed reward each.
 
-    Raises DataError for anything but a list, an array or a tensor, and for a wrong length.
+    Raises DataError for anything but a list, an array or a tensor, which have an order, and for a wrong length.
     """
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise DataError(f"the judge returned a {type(value).__name__} for a group; it must be a list of {size} rewards")
     values: list[Any] = list(value)
     if len(values) != size:
@@ -170,22 +168,9 @@ def _asked(call: Callable[..., Any], what: str) -> frozenset[str]:
 
 def _digest(judge: Any) -> str:
     identity = getattr(judge, "identity", "")
-    digest = hashlib.sha256(_source(judge))
-    digest.update(_source(identity) if callable(identity) else str(identity).encode())
+    digest = hashlib.sha256(source_bytes(judge))
+    digest.update(source_bytes(identity) if callable(identity) else str(identity).encode())
     return digest.hexdigest()
-
-
-def _source(of: Any) -> bytes:
-    """The source file of a function or class, also from an archive. Empty if there is none."""
-    inner = inspect.unwrap(getattr(of, "func", of))
-    written = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
-    try:
-        file = inspect.getsourcefile(written)
-        return Path(file).read_bytes() if file else b""
-    except TypeError:
-        return b""
-    except OSError:  # the file is in an archive, or does not exist
-        return "".join(linecache.getlines(inspect.getfile(written), vars(inspect.getmodule(written)))).encode()
 
 
 def _judged(judge: Judge, value: Any, size: int) -> Judged:

@@ -79,7 +79,7 @@ class VllmEngine:
         self._final_only = RequestOutputKind.FINAL_ONLY
         self._repair_tied_head = config.weights.repair_tied_head
         self._stop_token_ids = list(formatter.stop_token_ids)
-        self._decode = formatter.decode
+        self._decode = formatter.searched
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
         self._waiting: list[EngineRequest] = []

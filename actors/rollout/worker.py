@@ -199,7 +199,6 @@ class RolloutWorker:
         self, parsed: WeightManifest, tensors: Callable[[], Any], *, check: Callable[[], None]
     ) -> Attestation:
         """`check` raises WeightsError for wrong weights before any of them is loaded."""
-        started = time.monotonic()
         try:
             await asyncio.to_thread(check)
             if self._attestor.needs_start:
@@ -220,7 +219,6 @@ class RolloutWorker:
             worker=self._name,
             policy_version=parsed.policy_version,
             digest=parsed.digest,
-            seconds=time.monotonic() - started,
             pause_seconds=pause_seconds,
             **asdict(proof),
         )

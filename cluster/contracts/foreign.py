@@ -1,9 +1,12 @@
-"""Describes errors of a user's function: class, message, and the line in the user's file."""
+"""A user's own code: its source, and what is told of its errors: class, message, and the line in the user's file."""
 
+import inspect
+import linecache
 import os
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any, cast
 
 _FOREIGN = tuple(
     os.path.join(folder, "")
@@ -29,3 +32,17 @@ def line_of(error: BaseException) -> str:
     lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in lines if os.path.isabs(file) and not file.startswith(_FOREIGN)]
     return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
+
+
+def source_bytes(of: Any) -> bytes:
+    """The source file of a function or class, also from an archive. Empty if there is none."""
+    inner = inspect.unwrap(getattr(of, "func", of))
+    is_written = inspect.isroutine(inner) or inspect.isclass(inner)
+    written = cast(Any, inner if is_written else type(inner))
+    try:
+        file = inspect.getsourcefile(written)
+        return Path(file).read_bytes() if file else b""
+    except TypeError:
+        return b""
+    except OSError:  # the file is in an archive, or does not exist
+        return "".join(linecache.getlines(inspect.getfile(written), vars(inspect.getmodule(written)))).encode()

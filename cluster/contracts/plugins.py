@@ -32,8 +32,8 @@ from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.hiding import is_secret, shown
 from cluster.contracts.importing import importing
+from cluster.contracts.own_prompts import prompt_at
 from cluster.contracts.protocols import PromptSource
-from cluster.contracts.types import Prompt
 from cluster.contracts.unimported import why_not
 
 
@@ -216,22 +216,19 @@ def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
 
 def prompt_source(plugin: Plugin, *, field: str) -> PromptSource:
     """An opened prompt source. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, raises an error
-    while it opens, is empty, or whose first prompt is not a `Prompt`."""
+    while it opens, is empty, or whose first prompt `prompt_at` refuses."""
     found = resolve(plugin, home=PROMPTS, field=field)
     try:
         source: PromptSource = found()
         num_prompts = len(source)
-        first: object = source[0] if num_prompts else None
+        if num_prompts:
+            prompt_at(source, 0)
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
     except Exception as error:  # foreign code
         raise ConfigError(f"{field}={plugin.name!r} cannot be opened: {type(error).__name__}: {error}") from error
     if num_prompts == 0:
         raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
-    if not isinstance(first, Prompt):
-        raise ConfigError(
-            f"{field}={plugin.name!r} gives a {type(first).__name__}; it must give a cluster.contracts.types.Prompt"
-        )
     return source
 
 

@@ -296,7 +296,6 @@ class StepStats:
     """Version after the step."""
     metrics: dict[str, float]
     """Stable names; see docs/metrics.md."""
-    num_trajectories: int
     num_trained_tokens: int
     seconds: float
 
@@ -323,7 +322,6 @@ class Attestation(Proof):
     policy_version: int
     digest: str
     """Digest of the bytes that it loaded."""
-    seconds: float
     pause_seconds: float
     """Seconds that sampling paused for it."""
 

@@ -1,4 +1,5 @@
-"""Writes each step's trajectories before the learner sees them, reads them back for recovery and replay, removes old ones if told to.
+"""Writes each step's trajectories before the learner sees them, reads them back for recovery and replay, removes old ones if told to. The
+record of learning is written beside them.
 
 An actor of its own, so that neither the controller nor the learner touches the bytes.
 """
@@ -10,11 +11,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from cluster.contracts.errors import LedgerError
-from cluster.contracts.learned import written_learned
+from cluster.contracts.learned import Learned, read_learned, written_learned
 from cluster.contracts.schema import SCHEMA, as_one, joined, summarize, upgraded, validate
 from cluster.contracts.types import GroupSummary
-from cluster.record.learned_files import LEARNED, learned_name
-from cluster.record.run_directory import TRAJECTORIES, checkpoints_of
+from cluster.record.run_directory import LEARNED, TRAJECTORIES, checkpoints_of
 from cluster.record.storage import Storage
 
 PRUNED = f"{TRAJECTORIES}/pruned.json"
@@ -31,6 +31,20 @@ def step_of(name: str) -> int | None:
     """The step of a trajectories' file, by its name without folder; None for another file."""
     found = re.fullmatch(r"step-(\d+)(-[0-9a-f]+)?\.arrow", name)
     return int(found[1]) if found else None
+
+
+def learned_name(trajectories: str) -> str:
+    """Name of the record of learning for a file of trajectories such as `trajectories/step-000012.arrow`: the same, in another folder.
+
+    So a driver that was taken for dead writes into no file of the next one, and a step that is learned again replaces its record.
+    """
+    return f"{LEARNED}/{trajectories.rpartition('/')[2]}"
+
+
+def learned_of(files: Storage, trajectories: str) -> Learned | None:
+    """The record of learning for a file of trajectories; None if the step has none. Raises DataError as `read_learned`."""
+    name = learned_name(trajectories)
+    return read_learned(files.read_file(name)) if files.exists(name) else None
 
 
 def num_pruned_steps(files: Storage) -> int:

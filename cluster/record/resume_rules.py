@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.hiding import HIDDEN
@@ -50,6 +52,14 @@ def without_folder(path: object) -> str | None:
     """The name of a file of such rows, which says its content; None for any other value."""
     match = _ROWS.fullmatch(path) if isinstance(path, str) else None
     return match and match[1]
+
+
+def with_new_settings(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's settings, with the defaults of those that its version did not have yet. As they are, if this version refuses them."""
+    try:
+        return RunConfig.model_validate(written).model_dump(mode="json")
+    except ValidationError:
+        return written
 
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

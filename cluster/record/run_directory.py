@@ -17,12 +17,11 @@ import yaml
 from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
-from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.line_checks import wrong_event, wrong_phase, wrong_status, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
-from cluster.record.resume_rules import check_same_run, differing, moved
+from cluster.record.resume_rules import check_same_run, differing, moved, with_new_settings
 from cluster.record.step_objects import StepObjects
 from cluster.record.storage import Storage
 from cluster.record.store_claim import StoreClaim
@@ -42,6 +41,7 @@ TRACKED = "tracked.json"
 """The run's name at trackers, the same for all its drivers."""
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
+LEARNED = "learned"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
 _CHECKS = {
@@ -149,8 +149,8 @@ class RunDirectory(Storage):
         return lines
 
     def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:
-        """Settings of run.yaml, spelled out. An earlier version may have written secrets, which are hidden here."""
-        return spelled_out(hidden(self.settings()))
+        """Settings of run.yaml, spelled out. An earlier version may have written secrets, which are hidden here, and fewer settings."""
+        return spelled_out(hidden(with_new_settings(self.settings())))
 
     def make(self) -> None:
         """Makes the folder, readable only by its owner. An existing one stays as it is."""
@@ -293,11 +293,11 @@ class RunDirectory(Storage):
         self.write_file(RUN_YAML, run_yaml.encode())
 
     def _check_same_run(self, run_yaml: str, spelled_out: SpelledOut) -> None:
-        if self.exists(RUN_YAML) and self._has_finished_a_step():
+        if self.exists(RUN_YAML) and self.has_finished_a_step():
             ours = spelled_out(yaml.safe_load(run_yaml))
             check_same_run(self._written(spelled_out), ours, run_dir=self.url)
 
-    def _has_finished_a_step(self) -> bool:
+    def has_finished_a_step(self) -> bool:
         """A recorded step is finished when the next one is recorded, an event names its version, or a checkpoint has it."""
         if self.checkpoints() or len(self.read_records()) > 1:  # a store has an object for each record
             return True

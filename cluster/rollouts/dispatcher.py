@@ -25,7 +25,7 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.destinations import HeldOutGroups, Training
 from cluster.rollouts.giving_up import Copy, hand_over, stop_sampling
 from cluster.rollouts.judging import Judging
-from cluster.rollouts.lanes import ByIndex, Dealing, Job, Lane, SamplingClock, ToFreePlaces, place_in_queue
+from cluster.rollouts.lanes import ByIndex, Dealing, Job, Lane, SamplingClock, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.worker_pool import Member, WorkerPool
@@ -207,7 +207,7 @@ class Dispatcher:
                 job.drop("straggler")  # it was dropped while it was fetched, or stopped at its worker
             else:
                 self._queue.append(job)
-        self._queue.sort(key=place_in_queue)
+        self._queue.sort(key=lambda job: job.ticket.place)
         self.wake()
 
     def _drop_guilty(self) -> bool:

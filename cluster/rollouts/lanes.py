@@ -38,11 +38,6 @@ class Job:
         self.destination.drop(self.ticket, why=why)
 
 
-def place_in_queue(job: Job) -> tuple[bool, int]:
-    """Evaluations (negative indices) first, then groups in the order in which the learner takes them."""
-    return job.ticket.index >= 0, abs(job.ticket.index)
-
-
 class Lane:
     """One worker's jobs."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.own_prompts import prompt_at
 from cluster.contracts.plugins import prompt_source
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import PromptSource
@@ -55,9 +56,9 @@ class Mixture:
         return self.prompt(*place(index, self._sizes))
 
     def prompt(self, number: int, position: int) -> Prompt:
-        """The prompt at `position` of source `number`. Raises DataError if its column names another source."""
+        """The prompt at `position` of source `number`. Raises DataError as `prompt_at`, and if its column names another source."""
         source = self.sources[number]
-        prompt = source.prompts[source.rows[position]]
+        prompt = prompt_at(source.prompts, source.rows[position])
         if source.name is None:
             return prompt
         own = prompt.columns.get(self._column, source.name)
@@ -107,7 +108,7 @@ def _without_repeats(sources: Sequence[Source], *, field: str) -> list[Source]:
     seen = set[bytes]()
     kept: list[Source] = []
     for source in sources:
-        rows = [row for row in source.rows if not _is_repeat(source.prompts[row], seen)]
+        rows = [row for row in source.rows if not _is_repeat(prompt_at(source.prompts, row), seen)]
         if not rows:
             raise ConfigError(
                 f"{field}.sources.{source.name}: every prompt is one of an earlier source too, and deduplicate leaves none; leave it out"

@@ -1,8 +1,8 @@
 """Makes judged groups: the workers, the scorers, and the dispatcher that feeds them."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import ActorKind, Ticket
@@ -65,13 +65,11 @@ class Production:
         """Deals tickets, for as long as `tasks` run."""
         tasks.create_task(self._dispatcher.run())
 
-    @contextlib.asynccontextmanager
-    async def generating(self, *, into: Buffer) -> AsyncIterator[None]:
+    def generating(self, *, into: Buffer) -> AbstractAsyncContextManager[None]:
         """While this is open, every group that the buffer lets start is under way."""
         assert self._office is not None, "only a run that trains generates"
         training = Training(buffer=into, office=self._office, destination=self._destination(into))
-        async with self._dispatcher.generating(training):
-            yield
+        return self._dispatcher.generating(training)
 
     def sample_again(self, indices: Collection[int]) -> None:
         """Restarts groups that were lost after they were taken, under the current weights."""

@@ -7,12 +7,13 @@ first. The run ends when no worker is left that serves or may come.
 """
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from statistics import median_low
 
 from cluster.contracts.errors import FailureKind, TreadwheelError, WorkerError, headline
+from cluster.contracts.usage import Uses
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor, may_start_again
 
@@ -29,9 +30,7 @@ class Member:
         self.is_leaving = False
         self.num_groups = 0
         """Groups under way on a rollout worker. Its lane sets this."""
-        self._num_users = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self._uses = Uses()
 
     @property
     def name(self) -> str:
@@ -49,23 +48,15 @@ class Member:
     @property
     def num_in_flight(self) -> int:
         """Groups under way; a reward service judges one in each call."""
-        return max(self.num_groups, self._num_users)
+        return max(self.num_groups, self._uses.number)
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """Keeps the worker from leaving while it is open: results that it has not returned yet would be lost."""
-        self._num_users += 1
-        self._is_idle.clear()
-        try:
-            yield
-        finally:
-            self._num_users -= 1
-            if not self._num_users:
-                self._is_idle.set()
+        return self._uses.one()
 
     async def idle(self) -> None:
         """Returns when nothing uses the worker."""
-        await self._is_idle.wait()
+        await self._uses.none()
 
 
 class WorkerPool:

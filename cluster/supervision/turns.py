@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from cluster.contracts.errors import TreadwheelError
 from cluster.contracts.protocols import ActorHandle, PublishingLearner, Transport
 from cluster.contracts.types import BroadcastStats
+from cluster.contracts.usage import Uses
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.supervisor import Start
 
@@ -29,9 +30,7 @@ class GpuTurns:
         self.is_learners = True
         """The learner has the GPUs, or is about to."""
         self._is_engines = asyncio.Event()
-        self._num_users = 0
-        self._is_unused = asyncio.Event()
-        self._is_unused.set()
+        self._engines_uses = Uses()
         self._awake: dict[ActorHandle, None] = {}
         self._dozing: dict[ActorHandle, None] = {}
         """Workers asleep with their weights: they need no broadcast to wake."""
@@ -43,7 +42,7 @@ class GpuTurns:
         """
         self.is_learners = True
         self._is_engines.clear()
-        await self._is_unused.wait()
+        await self._engines_uses.none()
         keeps_weights = not (ends_with_broadcast and self._loads_whole)
         await asyncio.gather(*(self._put_to_sleep(worker, keeps_weights=keeps_weights) for worker in [*self._awake]))
 
@@ -59,14 +58,8 @@ class GpuTurns:
         """Waits for the engines' turn. The learner's does not begin while this is open."""
         while self.is_learners:
             await self._is_engines.wait()
-        self._num_users += 1
-        self._is_unused.clear()
-        try:
+        with self._engines_uses.one():
             yield
-        finally:
-            self._num_users -= 1
-            if not self._num_users:
-                self._is_unused.set()
 
     def starting(self, start: Start) -> Start:
         """`start` for workers, in the engines' turn: a new engine takes its memory when the learner rests."""

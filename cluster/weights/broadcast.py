@@ -4,9 +4,8 @@ The transport moves the bytes and collects the proofs. `Weights` decides when ea
 """
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -15,6 +14,7 @@ from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, W
 from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.protocols import ActorHandle, Events, PublishingLearner, Transport, WorkerFleet
 from cluster.contracts.types import BroadcastStats
+from cluster.contracts.usage import Uses
 
 _MOST_LOST = 3
 """How often, in one broadcast or one join, weights are published again because one worker could not get them. Then it has failed."""
@@ -47,10 +47,8 @@ class Weights:
         self._is_published = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._is_sent.set()
-        self._num_overtaken = 0
-        """Number of workers that load again because a broadcast overtook their first load. The next broadcast waits for them."""
-        self._none_overtaken = asyncio.Event()
-        self._none_overtaken.set()
+        self._overtaken = Uses()
+        """One for each worker that loads again because a broadcast overtook its first load. The next broadcast waits for them."""
         self._last: BroadcastStats | None = None
         self._lost: BroadcastStats | None = None
         """The value of `_last` when a joining worker found its weights lost."""
@@ -88,7 +86,7 @@ class Weights:
         With `waits_for_joins`, first waits for workers that the last broadcast overtook while they joined.
         """
         if self._waits_for_joins:
-            await self._none_overtaken.wait()
+            await self._overtaken.none()
         self._is_sent.clear()
         try:
             return await self._publish()
@@ -131,7 +129,7 @@ class Weights:
         num_lost = Counter[str]()
         if await self._catch_up(worker, num_lost):
             return
-        with self._holding_broadcasts():
+        with self._overtaken.one():
             await self._replace_lost()
             while not await self._catch_up(worker, num_lost):
                 await self._replace_lost()
@@ -194,18 +192,6 @@ class Weights:
     async def _publish(self) -> BroadcastStats:
         published = await self._transport.publish(self._learner)
         return replace(published, publish_seconds=published.seconds)
-
-    @contextlib.contextmanager
-    def _holding_broadcasts(self) -> Iterator[None]:
-        """No broadcast begins inside the context. Several workers may be inside it at a time."""
-        self._num_overtaken += 1
-        self._none_overtaken.clear()
-        try:
-            yield
-        finally:
-            self._num_overtaken -= 1
-            if not self._num_overtaken:
-                self._none_overtaken.set()
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
         if stats.policy_version != self._version:

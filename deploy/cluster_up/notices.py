@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-from cluster.contracts.errors import PreemptedError, TreadwheelError
+from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.controller import Log
 from cluster.remote.actor import RemoteActor
 from cluster.remote.nodes import draining_nodes, drivers_node
@@ -19,8 +19,12 @@ _LOOK_S = 1.0
 @contextlib.asynccontextmanager
 async def ended_by_notices(ranks: Callable[[], Sequence[RemoteActor]], *, log: Log) -> AsyncIterator[None]:
     """If the node of the driver or of one of the learner's `ranks` announces its end, the block is cancelled and PreemptedError raised."""
+
+    async def look() -> None:
+        check_notices(await draining_nodes(), ranks(), log=log)
+
     async with background() as tasks:
-        tasks.create_task(_look(ranks, log))
+        tasks.create_task(every(_LOOK_S, look, log=log))
         yield
 
 
@@ -38,12 +42,18 @@ def check_notices(draining: Mapping[str, float | None], ranks: Sequence[RemoteAc
         raise PreemptedError(message, deadline=deadline)
 
 
-async def _look(ranks: Callable[[], Sequence[RemoteActor]], log: Log) -> None:
+async def every(seconds: float, look: Callable[[], Awaitable[None]], *, log: Log) -> None:
+    """Looks again and again, as `tried`."""
     while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            draining = await draining_nodes()
-        except TreadwheelError as error:  # the next look tries again: the run does not depend on it
-            log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
-        else:
-            check_notices(draining, ranks(), log=log)
+        await asyncio.sleep(seconds)
+        await tried(look, log=log)
+
+
+async def tried(look: Callable[[], Awaitable[None]], *, log: Log) -> None:
+    """Logs an error of `look`, and raises only those that end the run."""
+    try:
+        await look()
+    except (PreemptedError, ClaimLostError):
+        raise
+    except TreadwheelError as error:  # the next look tries again: the run does not depend on it
+        log.event("steering_failed", reason=f"{type(error).__name__}: {error}")

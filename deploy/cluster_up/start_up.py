@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, StorageError, TreadwheelError
@@ -24,6 +23,7 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
+from cluster.saving import SavingRules
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import PlacementPlan, plan, plan_learning
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
@@ -33,11 +33,9 @@ from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.notices import ended_by_notices
 from deploy.cluster_up.seats import seats
 from deploy.cluster_up.waiting import AwaitedNodes, available
-from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
+from deploy.cluster_up.wiring import Cluster, timesheet_of, wire
 from deploy.named_files import refuse_other_files
 from deploy.reports.passport import write_passport
-
-T = TypeVar("T")
 
 _LAST_WORDS_S = 0.5
 _SILENT_S = 30.0
@@ -70,49 +68,37 @@ async def cluster(
         reserved = AwaitedNodes(placement, elastic=config.elastic, wait_s=wait_for_nodes_s, events=log).reserved
     for note in placement.notes():
         log.event("placement", message=note)
-    start_s = config.supervision.start_s
 
     def noticed(ranks: Callable[[], Sequence[RemoteActor]]) -> contextlib.AbstractAsyncContextManager[None]:
         return ended_by_notices(ranks, log=log) if saved else contextlib.nullcontext()
 
-    reserving = seats(placement, start_s=start_s, events=log, reserved=reserved)
-    async with (
-        _entered_in(noticed(list), reserving) as taken,
-        contextlib.AsyncExitStack() as at_the_end,
-        background() as tasks,
-    ):
-        made = wire(
-            config,
-            seats=taken,
-            specs=ActorSpecs(config, placement, run_dir),
-            run_dir=run_dir,
-            ledger=ledger,
-            verdicts=await asyncio.to_thread(Verdicts, run_dir),
-            log=log,
-            tasks=tasks,
-            office=office,
-            provenance=provenance,
-        )
-        at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
-        restoring = saved(made.learner) if saved and ledger.version else contextlib.nullcontext()
-        async with restoring, noticed(made.learner.actors):
-            await _start(config, made, run_dir, log, office, in_turn=placement.is_time_shared, tasks=tasks)
-        made.production.run(tasks)
-        pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
-        log.event("started", policy_version=made.learner.version, actors=pids)
-        async with _told_to_the_end(lambda: _living(made.learner, made.places()), made.timesheet):
-            yield made
-
-
-@contextlib.asynccontextmanager
-async def _entered_in(
-    around: contextlib.AbstractAsyncContextManager[None], entered: contextlib.AbstractAsyncContextManager[T]
-) -> AsyncIterator[T]:
-    """`entered`, with only its entry surrounded by `around`."""
     async with contextlib.AsyncExitStack() as at_the_end:
-        async with around:
-            value = await at_the_end.enter_async_context(entered)
-        yield value
+        async with noticed(list):
+            reserving = seats(placement, start_s=config.supervision.start_s, events=log, reserved=reserved)
+            taken = await at_the_end.enter_async_context(reserving)
+        async with background() as tasks:
+            made = wire(
+                config,
+                seats=taken,
+                specs=ActorSpecs(config, placement, run_dir),
+                run_dir=run_dir,
+                ledger=ledger,
+                verdicts=await asyncio.to_thread(Verdicts, run_dir),
+                log=log,
+                tasks=tasks,
+                office=office,
+                provenance=provenance,
+            )
+            at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
+            restoring = saved(made.learner) if saved and ledger.version else contextlib.nullcontext()
+            async with restoring, noticed(made.learner.actors):
+                await _start(config, made, run_dir, log, office, in_turn=placement.is_time_shared, tasks=tasks)
+            made.production.run(tasks)
+            living = lambda: _living(made.learner, made.places())
+            pids = {actor.name: actor.pid for actor in living()}
+            log.event("started", policy_version=made.learner.version, actors=pids)
+            async with _told_to_the_end(living, made.timesheet):
+                yield made
 
 
 @contextlib.asynccontextmanager
@@ -135,15 +121,18 @@ async def learner_alone(
         background() as tasks,
     ):
         specs, supervisor = ActorSpecs(config, placement, run_dir), Supervisor(config.supervision, log)
-        recorder, learner = learning(
-            config,
-            seats=taken,
-            specs=specs,
-            ledger=ledger,
+        recorder = SupervisedActor(specs.recorder(), start=taken.start, supervisor=supervisor)
+        learner = LearnerGroup(
+            config=config,
+            ranks=specs.learner_ranks(),
+            spawn=taken.spawn,
             supervisor=supervisor,
+            recorder=recorder,
+            ledger=ledger,
             checkpoints=checkpoints,
-            provenance=provenance,
+            saving=SavingRules(config),
             written=log.written,
+            provenance=provenance,
         )
         spec = specs.reference_scorer()
         reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None
@@ -172,7 +161,7 @@ def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan
 def _needs(config: RunConfig) -> Collection[str]:
     from learner.algorithms.objective import Objective
 
-    return Objective.of_run(config).needs
+    return Objective.of_run(config, keeps_inert=True).needs
 
 
 async def _start(

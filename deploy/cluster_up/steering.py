@@ -3,19 +3,18 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.nodes import draining_nodes
 from cluster.supervision.autoscaling import Decision, Fleet, StepLoad, decide, most_loads
 from cluster.supervision.tasks import background
-from deploy.cluster_up.notices import check_notices
+from deploy.cluster_up.notices import check_notices, every, tried
 from deploy.cluster_up.orders import Order, check, order_of, waiting_orders
 from deploy.cluster_up.wiring import Cluster
 
@@ -55,8 +54,9 @@ class Steering:
     @contextlib.asynccontextmanager
     async def steering(self) -> AsyncIterator[None]:
         async with background() as tasks:
-            tasks.create_task(self._every(_POLL_S if self._run_dir.is_local else _STORE_POLL_S, self._look))
-            tasks.create_task(self._every(_CLUSTER_POLL_S, partial(self._leave_draining_nodes, tasks)))
+            poll_s = _POLL_S if self._run_dir.is_local else _STORE_POLL_S
+            tasks.create_task(every(poll_s, self._look, log=self._log))
+            tasks.create_task(every(_CLUSTER_POLL_S, partial(self._leave_draining_nodes, tasks), log=self._log))
             if not self._config.keeps_its_workers:
                 self._log.add(self)
                 self._set("rollout_workers", self._config.rollout.num_workers, why="asked for")
@@ -84,19 +84,6 @@ class Steering:
     def event(self, record: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
-
-    async def _every(self, seconds: float, look: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            await self._take(look)
-
-    async def _take(self, look: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await look()
-        except (PreemptedError, ClaimLostError):
-            raise
-        except TreadwheelError as error:  # the next look tries again: the run does not depend on it
-            self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     async def _look(self) -> None:
         self._run_dir.check_claim()
@@ -140,4 +127,4 @@ class Steering:
         draining = await draining_nodes()
         check_notices(draining, self._learner.actors(), log=self._log)
         # As a task, so that looks go on: copies may take a minute, and the learner's own node may drain next.
-        tasks.create_task(self._take(partial(self._production.leave, draining)))
+        tasks.create_task(tried(partial(self._production.leave, draining), log=self._log))

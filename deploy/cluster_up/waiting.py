@@ -81,27 +81,24 @@ class AwaitedNodes:
         return self._began + self._wait_s - self._loop.time()
 
     async def _missing(self, group_id: str) -> str:
+        """Describes the missing nodes. `group_id`: of the group that waits now."""
         try:
             there = await self._there.newer()
             report = await autoscaler_report()
         except TreadwheelError as error:
             return f"Ray's head node does not say what is missing: {error}"
-        said = self.in_words(there.staying, report, group_id=group_id)
-        return said if there.staying == there else said + await leaving_nodes()
-
-    def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
-        """Describes the missing nodes. `there`: the living nodes that stay. `group_id`: of the group that waits now."""
-        bundles = self._placement.bundles
-        left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
+        bundles, staying = self._placement.bundles, there.staying
+        left = without_room(bundles, staying, staying_first=bool(self._placement.off_spot))
         found = {bundles[seat] for seat in self._found}
-        return what_is_missing(
+        said = what_is_missing(
             [each for each in left if each not in found],
             num_seats=len(bundles),
-            num_nodes=len(there.nodes),
+            num_nodes=len(staying.nodes),
             report=report,
             coming_for_s=self._coming.seconds(report),
             is_impossible=report is not None and group_id in report.impossible,
         )
+        return said if staying == there else said + await leaving_nodes()
 
     def _report(self, text: str) -> None:
         now, essence = self._loop.time(), _SECONDS.sub("", text)

@@ -11,7 +11,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance
 from cluster.controller import Log
-from cluster.learner_group import LearnerGroup, Written
+from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, PHASES, RunDirectory
 from cluster.record.verdicts import Verdicts
@@ -84,16 +84,19 @@ def wire(
     if config.rollout.colocated:
         deadline_s = config.weights.timeout_s
         turns = GpuTurns(loads_whole=config.published_adapter is None, deadline_s=deadline_s, lose=lose)
-    recorder, learner = learning(
-        config,
-        seats=seats,
-        specs=specs,
-        ledger=ledger,
+    recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
+    learner = LearnerGroup(
+        config=config,
+        ranks=specs.learner_ranks(),
+        spawn=seats.spawn,
         supervisor=supervisor,
+        recorder=recorder,
+        ledger=ledger,
         checkpoints=run_dir.path(CHECKPOINTS),
-        provenance=provenance,
+        saving=SavingRules(config),
         written=log.written,
         pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
+        provenance=provenance,
         turns=turns,
     )
     weights = Weights.from_config(
@@ -163,38 +166,6 @@ def timesheet_of(run_dir: RunDirectory) -> Timesheet:
     return Timesheet(put)
 
 
-def learning(
-    config: RunConfig,
-    *,
-    seats: Seats,
-    specs: ActorSpecs,
-    ledger: Ledger,
-    supervisor: Supervisor,
-    checkpoints: str,
-    provenance: Callable[[int], Provenance],
-    written: Written,
-    pass_rates: Callable[[int], dict[str, float]] | None = None,
-    turns: GpuTurns | None = None,
-) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder and the learner. `checkpoints`, `provenance`, `written`, `pass_rates` and `turns` as for the `LearnerGroup`."""
-    recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
-    learner = LearnerGroup(
-        config=config,
-        ranks=specs.learner_ranks(),
-        spawn=seats.spawn,
-        supervisor=supervisor,
-        recorder=recorder,
-        ledger=ledger,
-        checkpoints=checkpoints,
-        saving=SavingRules(config),
-        written=written,
-        pass_rates=pass_rates,
-        provenance=provenance,
-        turns=turns,
-    )
-    return recorder, learner
-
-
 def make_scorers(
     config: RunConfig,
     *,
@@ -252,7 +223,7 @@ def production(
         note_work=note_work,
     )
 
-    objective = Objective.of_run(config)
+    objective = Objective.of_run(config, keeps_inert=True)
     choose = partial(objective.chosen, group_size=config.buffer.trajectories_per_group)
 
     def destination(buffer: Buffer) -> TrainingGroups:

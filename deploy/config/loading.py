@@ -64,8 +64,9 @@ def refuse_hidden(config: RunConfig, *, source: str) -> None:
         raise ConfigError(f"{source}: the value of {', '.join(lost)} is hidden there; write {lost[0]}=VALUE again")
 
 
-def as_recorded(values: Any, overrides: Sequence[str], *, source: str) -> RunConfig:
-    """As `validated`, but settings may be hidden: enough to tell of a run, not to start one."""
+def as_recorded(values: Any, overrides: Sequence[str], *, source: str, is_complete: bool = False) -> RunConfig:
+    """As `validated`, but settings may be hidden: enough to tell of a run, not to start one. `is_complete`: a run's own settings, in which
+    a parameter that is missing has the value that the variant gives it."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
     problems: list[str] = []
@@ -89,7 +90,7 @@ def as_recorded(values: Any, overrides: Sequence[str], *, source: str) -> RunCon
             is_played = any(map(_is_played, _environments(values)))
             values["algorithm"] = resolved(
                 algorithm,
-                max_tokens=_value(values, "sampling", "max_tokens", of=SamplingConfig),
+                max_tokens=None if is_complete else _value(values, "sampling", "max_tokens", of=SamplingConfig),
                 max_turns=_value(values, "episodes", "max_turns", of=EpisodesConfig) if is_played else None,
             )
     try:

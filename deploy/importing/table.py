@@ -4,12 +4,14 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from deploy.importing.script import Unresolved
 from learner.algorithms.objective.inert import waits_for_ratios
+
+T = TypeVar("T")
 
 Made = dict[str, Any]
 """Our settings by full name."""
@@ -71,6 +73,13 @@ class Given:
                 value = 1
             found.append(value)
         return found
+
+    def chosen(self, name: str, known: Mapping[str, T], *, why: str = "is unknown") -> T | None:
+        """The entry of `known` for the setting's value. Any other value is refused, and has None."""
+        value = self[name]
+        if value not in known:
+            self.refuse(name, f"{why}; use one of {', '.join(known)}")
+        return known.get(value)
 
     def refuse(self, name: str, way_out: str) -> None:
         shown = self.values.get(name, self.defaults.get(name))
@@ -218,24 +227,25 @@ def last_share(kind: str, length: int, *, steps: int | None = None, lowest: floa
     return lowest + (1 - lowest) * decayed
 
 
-def same(name: str, ours: str, note: str = "") -> Row:
-    """A row that takes over the peer's value. None leaves our setting out."""
+def same(name: str, ours: str, note: str = "", *, needs: str = "") -> Row:
+    """A row that takes over the peer's value. None leaves our setting out. `needs`: a switch without which the peer ignores its setting."""
 
     def make(given: Given) -> Made:
-        value = given[name]
+        value = given[name] if not needs or given[needs] else None
         return {} if value is None else {ours: value}
 
-    return Row(of=name, ours=ours, make=make, note=note)
+    return Row(of=f"{name} {needs}".strip(), ours=ours, make=make, note=note)
 
 
-def only(way_out: str, allowed: Mapping[str, Any]) -> Row:
-    """A row that refuses all but the `allowed` values of settings: one value, or a tuple of them."""
-    choices = {name: value if isinstance(value, tuple) else (value,) for name, value in allowed.items()}
+def only(way_out: str, names: str, also: Mapping[str, Any] | None = None) -> Row:
+    """A row that refuses all values of settings but the peer's defaults. `also`: a second value that is allowed, by setting."""
+    more = also or {}
 
     def make(given: Given) -> Made:
-        for name, values in choices.items():
-            if given[name] not in values:
+        for name in names.split():
+            default = given.defaults[name]
+            if given[name] not in (default, more.get(name, default)):
                 given.refuse(name, f"is not supported: {way_out}")
         return {}
 
-    return Row(of=" ".join(choices), ours="", make=make, note=f"{way_out[0].upper()}{way_out[1:]}.")
+    return Row(of=names, ours="", make=make, note=f"{way_out[0].upper()}{way_out[1:]}.")

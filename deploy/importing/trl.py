@@ -132,16 +132,6 @@ def _prompts(given: Given) -> Made:
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
-def _of_vllm(name: str, ours: str) -> Row:
-    """As `same`, for a setting that TRL ignores without vLLM."""
-
-    def make(given: Given) -> Made:
-        value = given[name] if given["use_vllm"] else None
-        return {} if value is None else {ours: value}
-
-    return Row(of=f"{name} use_vllm", ours=ours, make=make, note="Only with `use_vllm`.")
-
-
 def _judge(given: Given, name: str) -> dict[str, Any]:
     """`my_rewards.kind` is the function `kind` of the module `my_rewards`. A name without a dot is TRL's own function."""
     module, _, function = name.rpartition(".")
@@ -407,10 +397,8 @@ def _sampling(given: Given) -> Made:
 def _schedule(given: Given) -> Made:
     kind, warmup = given["lr_scheduler_type"], given["warmup_steps"]
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-    if kind not in known:
-        given.refuse("lr_scheduler_type", f"is not supported; use one of {', '.join(known)}")
+    made: Made = {"optimizer.schedule": given.chosen("lr_scheduler_type", known, why="is not supported")}
     _, mini_batches, iterations = _updates(given)
-    made: Made = {"optimizer.schedule": known.get(kind)}
     length, steps = _steps(given), 0
     if kind != "constant" and warmup:
         steps = math.ceil(warmup * length if warmup < 1 else warmup / (mini_batches * iterations))
@@ -462,7 +450,7 @@ TRL = Peer(
             make=_dtype,
             note="The compute type: bfloat16, or with `bf16: false` the type of the weights, `dtype`. Master weights here are float32.",
         ),
-        _of_vllm("vllm_max_model_length", "model.max_context"),
+        same("vllm_max_model_length", "model.max_context", "Only with `use_vllm`.", needs="use_vllm"),
         Row(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
@@ -477,7 +465,7 @@ TRL = Peer(
             note="TRL's learner applies the temperature and ignores top_p, top_k and min_p; here it applies all four.",
         ),
         same("repetition_penalty", "sampling.repetition_penalty", "*Biased* in both systems."),
-        _of_vllm("vllm_structured_outputs_regex", "sampling.regex"),
+        same("vllm_structured_outputs_regex", "sampling.regex", "Only with `use_vllm`.", needs="use_vllm"),
         Row(
             of="reward_funcs reward_weights multi_objective_aggregation",
             ours="reward.judge reward.parts",
@@ -559,34 +547,31 @@ TRL = Peer(
         same("gradient_checkpointing", "learner.activation_checkpointing"),
         only(
             "write it into the model's folder, or leave it out",
-            {"model_init_kwargs": (None, {}), "chat_template_kwargs": (None, {})},
+            "model_init_kwargs chat_template_kwargs",
+            also={"model_init_kwargs": {}, "chat_template_kwargs": {}},
         ),
-        only("use the sampling settings themselves", {"generation_kwargs": (None, {})}),
-        only(
-            "use one data set, or prompts.sources",
-            {"dataset_streaming": False, "streaming": False, "datasets": (None, [])},
-        ),
-        only("the seed decides the order of prompts; leave it out", {"shuffle_dataset": True, "data_seed": None}),
-        only("name the model in reward.models, and use the judge reward_model", {"reward_model_name_or_path": None}),
-        only("write an agent as an environment (docs/environments.md)", {"max_tool_calling_iterations": None}),
-        only("the reference model is fixed; leave it out", {"sync_ref_model": False}),
-        only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
+        only("use the sampling settings themselves", "generation_kwargs", also={"generation_kwargs": {}}),
+        only("use one data set, or prompts.sources", "dataset_streaming streaming datasets", also={"datasets": []}),
+        only("the seed decides the order of prompts; leave it out", "shuffle_dataset data_seed"),
+        only("name the model in reward.models, and use the judge reward_model", "reward_model_name_or_path"),
+        only("write an agent as an environment (docs/environments.md)", "max_tool_calling_iterations"),
+        only("the reference model is fixed; leave it out", "sync_ref_model"),
+        only("the coefficient is fixed; use entropy_coef", "use_adaptive_entropy"),
         Row(
             of="router_aux_loss_coef",
             ours="",
             make=_router,
             note="On a mixture of experts write algorithm.router_aux_loss_coefficient, with rollout.routing_replay.",
         ),
-        only("the loss has no such term; leave it out", {"label_smoothing_factor": 0, "neftune_noise_alpha": None}),
+        only("the loss has no such term; leave it out", "label_smoothing_factor neftune_noise_alpha"),
         only(
-            "the optimizer is AdamW; leave it out",
-            {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")},
+            "the optimizer is AdamW; leave it out", "optim optim_args", also={"optim": "adamw_torch", "optim_args": ""}
         ),
-        only("the rate decays to 0; leave it out", {"lr_scheduler_kwargs": (None, {})}),
+        only("the rate decays to 0; leave it out", "lr_scheduler_kwargs", also={"lr_scheduler_kwargs": {}}),
         only(
             "adapters are plain LoRA, on weights that are not quantized; leave it out",
-            {"use_rslora": False, "use_dora": False, "load_in_8bit": False, "load_in_4bit": False},
+            "use_rslora use_dora load_in_8bit load_in_4bit",
         ),
-        only("name modules in lora_target_modules", {"lora_target_parameters": None, "lora_modules_to_save": None}),
+        only("name modules in lora_target_modules", "lora_target_parameters lora_modules_to_save"),
     ),
 )

@@ -12,7 +12,8 @@ _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout
 _CORRECTION = "algorithm.rollout_correction"
 _KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
 """Settings of DAPO's reward manager. Any setting of the second section replaces all of the first."""
-_COMPUTED = f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype"
+_MIXED_PRECISION = f"{_ACTOR}.fsdp_config.mixed_precision"
+_COMPUTED = f"{_MIXED_PRECISION}.param_dtype"
 _CLAMP = 20.0
 """verl's clamp on the log-ratios of losses, corrections and k3."""
 
@@ -408,10 +409,7 @@ def _advantage(given: Given) -> Made:
         "reinforce_plus_plus": {"name": "cumulative_returns", "gamma": given["algorithm.gamma"]},
         "reinforce_plus_plus_baseline": {"name": "mean_centered", "singleton": "raw"},
     }
-    if kind not in known:
-        given.refuse("algorithm.adv_estimator", f"is not supported; use one of {', '.join(known)}")
-        return {}
-    made: Made = {"algorithm.advantage": known[kind]}
+    made: Made = {"algorithm.advantage": given.chosen("algorithm.adv_estimator", known, why="is not supported")}
     return made | ({"algorithm.advantage_shaping": ["whiten"]} if kind in _WHITENED else {})
 
 
@@ -437,9 +435,6 @@ def _loss(given: Given) -> Made:
         "cispo": {"name": "cispo", "epsilon_min": max(1 - low, 0.0), "epsilon_max": 1 + high, **clamp},
         "dro": {"name": "dro", "beta": given[f"{_ACTOR}.policy_loss.dro_beta"]},
     }
-    if mode not in known:
-        given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not supported; use one of {', '.join(known)}")
-        return {}
     if mode == "vanilla" and cap <= 1:
         given.refuse(f"{_ACTOR}.clip_ratio_c", "is an error in verl too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
@@ -448,7 +443,7 @@ def _loss(given: Given) -> Made:
         given.refuse(
             f"{_ACTOR}.loss_agg_mode", "is ignored by verl's SAPO loss; use seq-mean-token-mean, which it applies"
         )
-    return {"algorithm.policy_loss": known[mode]}
+    return {"algorithm.policy_loss": given.chosen(f"{_ACTOR}.policy_loss.loss_mode", known, why="is not supported")}
 
 
 def _aggregation_of(given: Given) -> Any:
@@ -466,9 +461,7 @@ def _aggregation_of(given: Given) -> Any:
         "seq-mean-token-sum": "sequence_sum_mean",
         "seq-mean-token-mean": "sequence_mean",
     }
-    if mode not in known:
-        given.refuse(f"{_ACTOR}.loss_agg_mode", f"is unknown; use one of {', '.join(known)}")
-    return known.get(mode)
+    return given.chosen(f"{_ACTOR}.loss_agg_mode", known)
 
 
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -487,9 +480,7 @@ def _kl(given: Given) -> Made:
             )
         terms["loss"] = {"coefficient": given[f"{_ACTOR}.kl_loss_coef"], "estimator": estimator}
     if given["algorithm.use_kl_in_reward"] and given["algorithm.kl_ctrl.kl_coef"]:
-        estimator = _ESTIMATORS.get(given["algorithm.kl_penalty"])
-        if estimator is None:
-            given.refuse("algorithm.kl_penalty", f"is unknown; use one of {', '.join(_ESTIMATORS)}")
+        estimator = given.chosen("algorithm.kl_penalty", _ESTIMATORS)
         if given["algorithm.kl_ctrl.type"] != "fixed":
             given.refuse(
                 "algorithm.kl_ctrl.type",
@@ -805,76 +796,66 @@ VERL = Peer(
         ),
         only(
             "write it into the model's folder, or leave it out",
-            {
-                f"{_MODEL}.override_config": ({}, None),
-                "data.apply_chat_template_kwargs": ({}, None),
-                f"{_MODEL}.hf_config_path": None,
-                f"{_MODEL}.tokenizer_path": None,
-                "data.tokenizer": None,
-            },
+            f"{_MODEL}.override_config data.apply_chat_template_kwargs {_below(_MODEL, 'hf_config_path tokenizer_path')} "
+            "data.tokenizer",
+            also={f"{_MODEL}.override_config": None, "data.apply_chat_template_kwargs": None},
         ),
         only(
             "its settings are in another file; add --cfg job --resolve to the command, and import the configuration that it prints",
-            {"--config-name": ("ppo_trainer", "ppo_trainer.yaml"), "--config-path": "config"},
+            "--config-name --config-path",
+            also={"--config-name": "ppo_trainer.yaml"},
         ),
-        only("the table is that of FSDP; use dp", {"model_engine": "dp"}),
-        only("write only its param_dtype", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
-        only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
-        only(
-            "trained weights are not quantized; leave it out",
-            {f"{_ACTOR}.qat.enable": False, f"{_ACTOR}.fsdp_config.qat.enable": False},
-        ),
+        only("the table is that of FSDP; use dp", "model_engine"),
+        only("write only its param_dtype", _MIXED_PRECISION, also={_MIXED_PRECISION: {}}),
+        only("write the adapter as model.lora_rank, lora_alpha and target_modules", f"{_MODEL}.lora.rank"),
+        only("trained weights are not quantized; leave it out", _below(_ACTOR, "qat.enable fsdp_config.qat.enable")),
         only(
             "leave it out: routing is replayed by rollout.routing_replay, which is not imported, and MTP layers do not train",
-            {
-                f"{_ROLLOUT}.enable_rollout_routing_replay": False,
-                f"{_ACTOR}.router_replay.mode": "disabled",
-                f"{_MODEL}.mtp.enable_train": False,
-            },
+            f"{_ROLLOUT}.enable_rollout_routing_replay {_ACTOR}.router_replay.mode {_MODEL}.mtp.enable_train",
         ),
         only(
             "a new adapter starts, on the modules of target_modules; leave it out",
-            {f"{_MODEL}.exclude_modules": None, f"{_MODEL}.lora_adapter_path": None, "critic.model.lora_rank": 0},
+            f"{_below(_MODEL, 'exclude_modules lora_adapter_path')} critic.model.lora_rank",
         ),
-        only("shorten the file itself", {"data.train_max_samples": (-1, None), "data.val_max_samples": (-1, None)}),
+        only(
+            "shorten the file itself",
+            "data.train_max_samples data.val_max_samples",
+            also={"data.train_max_samples": None, "data.val_max_samples": None},
+        ),
         only(
             "the seed decides the order of prompts, each once an epoch; leave it out",
-            {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
+            "data.shuffle data.custom_cls.path trainer.v1.sampler.custom_sampler.path",
         ),
-        only("use `treadwheel eval`", {"trainer.val_only": False}),
+        only("use `treadwheel eval`", "trainer.val_only"),
         only(
-            "verl's old trainer filters no groups, and has other losses in bypass mode; leave it out",
-            {"trainer.use_v1": True},
+            "verl's old trainer filters no groups, and has other losses in bypass mode; leave it out", "trainer.use_v1"
         ),
-        only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
-        only("leave it out", {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0}),
+        only("use sync, and buffer.max_off_policy_steps for asynchronous runs", "trainer.v1.trainer_mode"),
+        only("leave it out", _below(_ROLLOUT, "do_sample over_sample_rate")),
         only(
             "leave it out, and set rollout.quantization=fp8_per_block, which is verl's FP8 scheme",
-            {f"{_ROLLOUT}.quantization": None},
+            f"{_ROLLOUT}.quantization",
         ),
         only(
             "write turns and tools as an environment (docs/environments.md)",
-            {f"{_ROLLOUT}.multi_turn.enable": False, f"{_ROLLOUT}.agent.default_agent_loop": "single_turn_agent"},
+            _below(_ROLLOUT, "multi_turn.enable agent.default_agent_loop"),
         ),
         only(
             "the optimizer is AdamW; leave it out",
-            {
-                f"{_ACTOR}.optim.optimizer": "AdamW",
-                f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
-                f"{_ACTOR}.optim.override_optimizer_config": None,
-                f"{_ACTOR}.optim.num_cycles": 0.5,
-            },
+            _below(f"{_ACTOR}.optim", "optimizer optimizer_impl override_optimizer_config num_cycles"),
         ),
-        only("rows have no weights by their reward; leave it out", {"algorithm.use_pf_ppo": False}),
+        only("rows have no weights by their reward; leave it out", "algorithm.use_pf_ppo"),
         only(
             "name the model in reward.models, and use the judge reward_model",
-            {"reward.reward_model.enable": False, "reward_model.enable": (None, False)},
+            "reward.reward_model.enable reward_model.enable",
+            also={"reward_model.enable": False},
         ),
         only(
             "write your reward manager as a judge (docs/rewards.md)",
-            {"reward.reward_manager.source": "register", "reward_model.reward_loop_source": (None, "register")},
+            "reward.reward_manager.source reward_model.reward_loop_source",
+            also={"reward_model.reward_loop_source": "register"},
         ),
-        only("use the judge code_sandbox_fusion", {"reward.sandbox_fusion.url": None, "sandbox_fusion.url": None}),
-        only("use preset on_policy_distillation", {"distillation.enabled": False}),
+        only("use the judge code_sandbox_fusion", "reward.sandbox_fusion.url sandbox_fusion.url"),
+        only("use preset on_policy_distillation", "distillation.enabled"),
     ),
 )

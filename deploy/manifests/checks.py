@@ -15,12 +15,13 @@ from deploy.config.yaml_text import NO_VALUE, StrictLoader
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job
 from deploy.manifests.pods import API_KEY, DRAIN_MARGIN_S, HOME, PORTS, SERVE_PORT
 from deploy.manifests.reading import (
+    AnyResource,
     Cluster,
     Container,
     Group,
     Head,
+    Job,
     PodSpec,
-    Resource,
     Service,
     Variable,
     amount,
@@ -38,7 +39,7 @@ _MOST_CHARACTERS = {
 """Longest names. KubeRay appends a suffix for the clusters of jobs and services."""
 
 
-def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = None) -> list[Resource]:
+def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = None) -> list[AnyResource]:
     """Returns KubeRay's resources among the documents. Raises one ConfigError with all their problems.
 
     `installed_ray`: the required rayVersion; None: any version that treadwheel supports.
@@ -72,7 +73,7 @@ def _config_map(data: Any) -> Problems:
             yield f"data.{key} has a secret in plain sight; take it from the environment of the pods, and name a Secret by secretKeyRef"
 
 
-def _problems(resource: Resource, config_maps: Collection[str], installed_ray: str | None) -> Problems:
+def _problems(resource: AnyResource, config_maps: Collection[str], installed_ray: str | None) -> Problems:
     yield from _name(resource)
     for rule in _CLUSTER_RULES:
         yield from rule(resource.cluster)
@@ -81,10 +82,10 @@ def _problems(resource: Resource, config_maps: Collection[str], installed_ray: s
             f"rayVersion={resource.cluster.ray_version!r} is not the installed Ray {installed_ray}; build the image with that version, "
             "and write it"
         )
-    if resource.job:
-        yield from job_checks.problems(resource.job, config_maps)
-    if resource.service:
-        yield from _service(resource.service)
+    if isinstance(resource.spec, Job):
+        yield from job_checks.problems(resource.spec, config_maps)
+    if isinstance(resource.spec, Service):
+        yield from _service(resource.spec)
 
 
 def _service(service: Service) -> Problems:
@@ -100,13 +101,13 @@ def _service(service: Service) -> Problems:
         yield "serveConfigV2 has a secret in plain sight; name a Secret by secretKeyRef in env of the pods"
     if not num_applications:
         yield "serveConfigV2 has no applications; name one"
-    for where, part in service.ray_cluster_config.parts():
+    for where, part in service.cluster.parts():
         ports = {(each.name, each.container_port) for each in part.template.spec.containers[0].ports}
         if ("serve", port) not in ports:
             yield f"{where}: no port is named serve with the number {port}, by which the service finds the pod; add it"
 
 
-def _name(resource: Resource) -> Problems:
+def _name(resource: AnyResource) -> Problems:
     name, most = resource.name, _MOST_CHARACTERS[resource.kind]
     if len(name) > most:
         yield f"metadata.name has {len(name)} characters, and at most {most} leave room for its pods' names; shorten it"

@@ -28,7 +28,7 @@ def problems(job: Job, config_maps: Collection[str]) -> Iterator[str]:
 def _submission(job: Job) -> Iterator[str]:
     if job.submission_mode != "HTTPMode":
         yield f"submissionMode={job.submission_mode!r}: the run would end with its log stream; write HTTPMode"
-    wait = job.ray_cluster_spec.head_group_spec.template.spec.containers[0].variable(STOP_WAIT)
+    wait = job.cluster.head_group_spec.template.spec.containers[0].variable(STOP_WAIT)
     if wait is None or not re.fullmatch("[0-9]{1,9}", wait) or int(wait) <= _RAYS_OWN_WAIT_S:
         yield f"headGroupSpec: env {STOP_WAIT} is {wait or 'left out'}: Ray kills a stopped job before it is saved; write 90"
 
@@ -45,7 +45,7 @@ def _entrypoint(job: Job, config_maps: Collection[str]) -> Iterator[str]:
         yield "entrypoint has a secret in plain sight; take it from the environment, and name a Secret by secretKeyRef in env of the pods"
     if not any(word.startswith(f"{CONFIG}/") for word in words):
         return
-    spec = job.ray_cluster_spec.head_group_spec.template.spec
+    spec = job.cluster.head_group_spec.template.spec
     mounted = {mount.name for mount in spec.containers[0].volume_mounts if mount.mount_path == CONFIG}
     named = [volume.config_map.get("name") for volume in spec.volumes if volume.config_map and volume.name in mounted]
     if not named:

@@ -65,7 +65,7 @@ def read(path: str, overrides: Sequence[str]) -> Run:
             f"{found[0]} contains a secret, which every reader of the manifest would see; take it from the environment, and name the "
             "variable in `secrets` of the site file"
         )
-    needs = frozenset(Objective.of_run(config).needs)
+    needs = frozenset(Objective.of_run(config, keeps_inert=True).needs)
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")
     return Run(
         name=f"run-{name}" if name[:1].isdigit() else name,

@@ -136,72 +136,62 @@ class Job(_Part):
     submission_mode: str = "K8sJobMode"
     shutdown_after_job_finishes: bool = False
     deletion_strategy: dict[str, Any] | None = None
-    ray_cluster_spec: Cluster
+    cluster: Cluster = Field(alias="rayClusterSpec")
 
 
 class Service(_Part):
     serve_config_v2: str = ""
-    ray_cluster_config: Cluster
+    cluster: Cluster = Field(alias="rayClusterConfig")
 
 
 class Metadata(_Part):
     name: str
 
 
-_Spec = TypeVar("_Spec", Job, Cluster, Service)
+Spec = TypeVar("Spec", Job, Cluster, Service)
 
 
-class _File(_Part, Generic[_Spec]):
-    metadata: Metadata
-    spec: _Spec
-
-
-_KINDS = {"RayJob": _File[Job], "RayCluster": _File[Cluster], "RayService": _File[Service]}
-
-
-class Resource(_Part):
+class Resource(_Part, Generic[Spec]):
     """A manifest of KubeRay."""
 
     kind: str
-    name: str
-    cluster: Cluster
-    job: Job | None = None
-    service: Service | None = None
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.spec if isinstance(self.spec, Cluster) else self.spec.cluster
 
 
-def resources(documents: Sequence[Any], *, source: str) -> list[Resource]:
+AnyResource = Resource[Job] | Resource[Cluster] | Resource[Service]
+_KINDS: dict[str, type[AnyResource]] = {
+    "RayJob": Resource[Job],
+    "RayCluster": Resource[Cluster],
+    "RayService": Resource[Service],
+}
+
+
+def resources(documents: Sequence[Any], *, source: str) -> list[AnyResource]:
     """KubeRay's resources among the documents. Raises ConfigError if there are none, and for one that cannot be read."""
-    found: list[Resource] = []
+    found: list[AnyResource] = []
     for document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None
         if not isinstance(kind, str) or kind not in _KINDS:
             continue
         try:
-            read = _KINDS[kind].model_validate(document)
+            found.append(_KINDS[kind].model_validate(document))
         except ValidationError as error:
             problems = [f"{_path(each['loc'])}: {each['msg'].lower()}" for each in error.errors()]
             raise ConfigError("\n  ".join([f"{source}: {kind} cannot be read", *problems])) from error
-        spec = read.spec
-        found.append(
-            Resource(
-                kind=kind,
-                name=read.metadata.name,
-                cluster=_cluster_of(spec),
-                job=spec if isinstance(spec, Job) else None,
-                service=spec if isinstance(spec, Service) else None,
-            )
-        )
     if not found:
         raise ConfigError(
             f"{source} has no RayJob, RayCluster or RayService; name a file that `treadwheel kubernetes` made"
         )
     return found
-
-
-def _cluster_of(spec: Job | Cluster | Service) -> Cluster:
-    if isinstance(spec, Job):
-        return spec.ray_cluster_spec
-    return spec if isinstance(spec, Cluster) else spec.ray_cluster_config
 
 
 def _path(location: Sequence[int | str]) -> str:

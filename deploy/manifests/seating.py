@@ -8,7 +8,7 @@ from cluster.supervision.placement import ClusterResources, Node, plan
 from deploy.manifests import checks, text
 from deploy.manifests.ray_cluster import COMES_AND_GOES
 from deploy.manifests.ray_job import Run
-from deploy.manifests.reading import Cluster, Container, Head, amount
+from deploy.manifests.reading import Cluster, Container, Head, Service, amount
 
 
 def check(path: str, run: Run) -> str:
@@ -16,7 +16,7 @@ def check(path: str, run: Run) -> str:
     found = checks.check(text.read(path), source=path, installed_ray=version("ray"))
     results: list[str] = []
     for resource in found:
-        if resource.service:
+        if isinstance(resource.spec, Service):
             results.append(f"RayService {resource.name} keeps the rules")
             continue
         # Learner and services must have room without the pods of rollout workers.

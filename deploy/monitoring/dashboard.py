@@ -13,7 +13,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import GraphDrawStyle, StackingMode, TooltipDisplayMode, VisibilityMode
 
-from deploy.monitoring.series import EVENTS, registry, shown, shown_causes, unit
+from deploy.monitoring.series import EVENTS, SHOWN, causes, registry, series, unit
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _NODE = 'instance=~"$node"'
@@ -43,7 +43,7 @@ def _panel(title: str, *names: str, is_stacked: bool = False) -> Panel:
 
 def _of_causes(title: str, kind: str) -> Panel:
     says = "Seconds of all actors since the last step, by their use: busy, or the cause of a wait."
-    query = ("{{run}} {{cause}}", shown_causes(kind))
+    query = ("{{run}} {{cause}}", causes(kind))
     return Panel(title=title, queries=(query,), unit="s", says=says, is_stacked=True)
 
 
@@ -81,7 +81,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Flow": (
         Panel(
             title="Since the last step",
-            queries=(("{{run}}", f"time() - {shown('last_step_time')}"),),
+            queries=(("{{run}}", f"time() - {series('last_step_time', labels=SHOWN)}"),),
             unit="s",
             says="Seconds since the last step.",
         ),
@@ -175,7 +175,7 @@ def queries(panel: Panel) -> Iterator[tuple[str, str]]:
     """Legend and query of each line."""
     for name in panel.names:
         legend = "{{__name__}}" if "<" in name else name.rpartition("/")[2] if len(panel.names) > 1 else ""
-        yield f"{{{{run}}}} {legend}".strip(), shown(name)
+        yield f"{{{{run}}}} {legend}".strip(), series(name, labels=SHOWN)
     yield from panel.queries
 
 
@@ -219,7 +219,7 @@ def made() -> str:
 
 def annotated() -> str:
     """Query of the marks: events of the last minute, by run and kind. Old events seem new if Prometheus was down when they came."""
-    selected = f'{EVENTS}{{run=~"$run", kind=~"{_MARKED}"}}'
+    selected = f'{EVENTS}{{{SHOWN}, kind=~"{_MARKED}"}}'
     now, before = (f"sum by (run, kind) ({each})" for each in (selected, f"{selected} offset 1m"))
     return f"({now} - ({before} or 0 * {now})) > 0"
 

@@ -9,6 +9,8 @@ from learner.algorithms.objective.statistics import reported_names
 
 EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_step_time"
 """Series that every driver exports as long as it lives."""
+SHOWN = 'run=~"$run"'
+"""Label of the runs that a dashboard shows."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 _SHARES = (
@@ -32,20 +34,21 @@ def registry() -> dict[str, str]:
     return METRICS | {f"learner/{name}": meaning for name, meaning in reported_names().items()}
 
 
-def series(name: str) -> str:
-    """Query of a metric, one series a run, over all its drivers. Raises KeyError for a name that is not in the registry."""
-    return _over_drivers(name, "")
+def series(name: str, *, labels: str = "") -> str:
+    """Query of a metric, one series a run, over all its drivers. `labels`: only of runs with these. Raises KeyError for a name that is not
+    in the registry."""
+    registry()[name]
+    if _PLACEHOLDER.search(name):
+        among = f"{_of_many(name)}, {labels}" if labels else _of_many(name)
+        return f"max by (run, __name__) ({{{among}}})"
+    selected = f"{{{labels}}}" if labels else ""
+    return f"max by (run) (ray_{exported_name(name)}{selected})"
 
 
-def shown(name: str) -> str:
-    """As `series`, of the runs that a dashboard shows."""
-    return _over_drivers(name, 'run=~"$run"')
-
-
-def shown_causes(kind: str) -> str:
-    """Seconds of actors of a kind, by cause, of the runs that a dashboard shows."""
+def causes(kind: str) -> str:
+    """Query of the seconds of actors of a kind, by cause, of the runs that a dashboard shows."""
     prefix = f"ray_{exported_name(f'cost/{kind}/')}"
-    found = f'max by (run, __name__) ({{__name__=~"{prefix}.+_s", run=~"$run"}})'
+    found = f'max by (run, __name__) ({{__name__=~"{prefix}.+_s", {SHOWN}}})'
     return f'label_replace({found}, "cause", "$1", "__name__", "{prefix}(.+)_s")'
 
 
@@ -54,15 +57,6 @@ def unit(name: str) -> str:
     last = name.rpartition("/")[2]
     found = next((unit for pattern, unit in _UNITS if re.search(pattern, last)), None)
     return found or ("percentunit" if re.search(f"({_SHARES})$", last) else "short")
-
-
-def _over_drivers(name: str, labels: str) -> str:
-    registry()[name]
-    if _PLACEHOLDER.search(name):
-        among = f"{_of_many(name)}, {labels}" if labels else _of_many(name)
-        return f"max by (run, __name__) ({{{among}}})"
-    selected = f"{{{labels}}}" if labels else ""
-    return f"max by (run) (ray_{exported_name(name)}{selected})"
 
 
 def _of_many(name: str) -> str:

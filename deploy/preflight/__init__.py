@@ -5,14 +5,13 @@ result of a failed check is skipped. Modules that need torch or transformers are
 """
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.metrics import resolve_sink
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
-from cluster.supervision.placement import PlacementPlan, plan
+from cluster.supervision.placement import plan
 from deploy.preflight import (
     asked_memory,
     assumed,
@@ -31,7 +30,6 @@ from deploy.preflight.at_once import begun, check_sampling
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.judge import Sample
-from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
 from deploy.preflight.report import Report
@@ -87,8 +85,9 @@ def check(
     models, samples = _check_judges(config, problems, sources, formatter)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
-    are_readable = formatter is not None and models is not None
-    placement, memory = _check_machine(config, problems, needs, estimate if are_readable else None, is_local=is_local)
+    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
+    are_readable = formatter is not None and models is not None  # the files that the estimate reads
+    memory = problems.attempt(estimate) if are_readable and (placement or not is_local) else None
     problems.raise_all()
     assert formatter and source is not None and looks and samples is not None and memory, (
         "no problem, so all of it is known"
@@ -125,8 +124,9 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
     # The learner proves the weights that it publishes on a probe made of the first prompts.
     problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     needs = objective.needs if objective else frozenset[str]()
-    estimate = partial(machine.estimate, config, needs, is_local=is_local)
-    _check_machine(config, problems, needs, estimate if formatter is not None else None, is_local=is_local)
+    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
+    if formatter is not None and (placement or not is_local):
+        problems.attempt(machine.estimate, config, needs, is_local=is_local)
     from deploy.recorded import RecordedGroups  # a slow import
 
     data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
@@ -143,7 +143,7 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
-    objective = problems.attempt(settings.check_mathematics, config)
+    objective = problems.attempt(settings.check_mathematics, config, keeps_inert=True)  # nothing trains
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_heads, config)
@@ -263,21 +263,6 @@ def _check_judges(
         return models, None
     trying = (config.reward, seen, formatter)
     return models, problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
-
-
-def _check_machine(
-    config: RunConfig,
-    problems: Problems,
-    needs: frozenset[str],
-    estimate: Callable[[], Memory] | None,
-    *,
-    is_local: bool,
-) -> tuple[PlacementPlan | None, Memory | None]:
-    """`estimate` reads the files of policy and reward models. None: these cannot be read."""
-    placement = problems.attempt(machine.place, config, needs, is_local=is_local)
-    if estimate is None or (placement is None and is_local):
-        return placement, None
-    return placement, problems.attempt(estimate)
 
 
 __all__ = ["Report", "check", "check_assumed", "check_evaluation", "check_learning"]

@@ -74,14 +74,12 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
         engine = problems.attempt(
             _engine, text, config, num_parameters=rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context
         )
-    weights = rank.num_parameters * config.model.item_bytes
+    num_parameters, item = rank.num_parameters, config.model.item_bytes
+    weights = num_parameters * item
     problems.attempt(check_layers, text, config)
     if not config.rollout.gpus_per_worker:
         problems.attempt(check_divisible, text, config.rollout.tensor_parallel_size)
-    quantized = config.rollout.quantization is not None
-    served = weights_bytes(
-        text, num_parameters=rank.num_parameters, item=config.model.item_bytes, is_quantized=quantized
-    )
+    served = weights_bytes(text, config.rollout, num_parameters=num_parameters, item=item)
     of_actors = _ranks(config, rank, weights=weights) | _workers(config, text, gpu_bytes, weights, served=served)
     if needs_reference(config, needs=needs):
         size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
@@ -178,13 +176,10 @@ def _engine(
     rollout = config.rollout
     engine = of_engine(
         text,
+        rollout,
         num_parameters=num_parameters,
         item=config.model.item_bytes,
-        is_quantized=rollout.quantization is not None,
         gpu_bytes=gpu_bytes,
-        utilization=rollout.gpu_memory_utilization,
-        tensor_parallel=rollout.tensor_parallel_size,
-        num_sequences=rollout.max_concurrent_sequences,
         max_context=max_context,
     )
     if engine.num_tokens < max_context:

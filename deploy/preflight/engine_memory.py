@@ -74,10 +74,10 @@ def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
             )
 
 
-def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, is_quantized: bool) -> int:
+def weights_bytes(text: "PretrainedConfig", rollout: RolloutConfig, *, num_parameters: int, item: int) -> int:
     """Weights of an engine, all its processes together. Quantized linear layers take one byte a number. Embeddings and vocabulary head
     stay in the compute type, which takes `item` bytes."""
-    if not is_quantized:
+    if rollout.quantization is None:
         return item * num_parameters
     num_kept = text.vocab_size * text.hidden_size * (1 if getattr(text, "tie_word_embeddings", False) else 2)
     return item * num_kept + (num_parameters - num_kept)
@@ -99,14 +99,11 @@ def _only(found: set[int]) -> int | None:
 
 def of_engine(
     text: "PretrainedConfig",
+    rollout: RolloutConfig,
     *,
     num_parameters: int,
     item: int,
-    is_quantized: bool,
     gpu_bytes: int,
-    utilization: float,
-    tensor_parallel: int,
-    num_sequences: int,
     max_context: int,
 ) -> EngineMemory:
     """`text` is the language model's configuration, `item` the bytes of a number in its compute type.
@@ -115,13 +112,15 @@ def of_engine(
     them if there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end logits. Raises ConfigError as
     `check_divisible` does.
     """
+    tensor_parallel = rollout.tensor_parallel_size
     check_divisible(text, tensor_parallel)
     layer = 4 * text.hidden_size + _values_of_mlp(text, tensor_parallel)
-    weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
+    weights = weights_bytes(text, rollout, num_parameters=num_parameters, item=item)
+    logits = logits_bytes(text, rollout.max_concurrent_sequences)
     return EngineMemory(
-        taken_bytes=int(utilization * gpu_bytes),
+        taken_bytes=int(rollout.gpu_memory_utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
-        passes_bytes=_PREFILL_TOKENS * item * layer + logits_bytes(text, num_sequences) + ENGINE_CONTEXT_BYTES,
+        passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
         bytes_per_sequence=item
         * _cached_numbers(text, tensor_parallel=tensor_parallel)
         * _cached_tokens(text, max_context),

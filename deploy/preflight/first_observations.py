@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, Converse, EpisodeTask, RawPrompt, Rewritten, Said
+from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, RawPrompt, Rewritten, Said
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt, RewardStatus
@@ -22,7 +22,7 @@ from cluster.contracts.types import Prompt, RewardStatus
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
-REPLIES = ("10", "5", "15")
+_REPLIES = ("10", "5", "15")
 """Replies in the place of a model. The answer to a later reply may show a difference that the first did not."""
 
 
@@ -48,7 +48,6 @@ def first_observations(
     config: EpisodesConfig,
     *,
     setting: str = "environment",
-    replies: Sequence[str] = REPLIES,
     formatter: "ChatFormatter | None" = None,
 ) -> FirstObservations:
     """Plays `task` twice, as the episodes 0 and 1 of its group, until the turn after the last reply. Agents that ask for token ids get
@@ -56,7 +55,7 @@ def first_observations(
 
     Raises ConfigError, naming `setting`, for an environment that does not start.
     """
-    first, second = witnesses = (_Witness(replies, formatter), _Witness(replies, formatter))
+    first, second = witnesses = (_Witness(_REPLIES, formatter), _Witness(_REPLIES, formatter))
     try:
         asyncio.run(_play(environment, task, config, setting, witnesses))
     except WorkerError as error:
@@ -111,6 +110,12 @@ class _Witness:
             return said
         return _with_token_ids(said, asked.raw, self.formatter)
 
+    def note(self, end: EpisodeEnd) -> None:
+        if end.status is not RewardStatus.OK:
+            self.failure = f"{end.failed_stage}: {end.message}"
+            # Not TIMEOUT: a slow environment may have more time in a run.
+            self.raises_unasked = end.status is RewardStatus.ERROR and not self.turns
+
 
 async def _play(
     environment: Plugin, task: EpisodeTask, config: EpisodesConfig, setting: str, witnesses: Sequence[_Witness]
@@ -119,20 +124,10 @@ async def _play(
     try:
         # In sequence, so that unseeded random numbers of the second episode differ.
         for n, witness in enumerate(witnesses):
-            await _play_one(host, replace(task, id=f"{task.id}/{n}", index=n), witness)
+            with contextlib.suppress(_SeenEnough):
+                witness.note(await host.run(replace(task, id=f"{task.id}/{n}", index=n), witness))
     finally:
         await host.close()
-
-
-async def _play_one(host: EnvironmentHost, task: EpisodeTask, witness: _Witness) -> None:
-    try:
-        end = await host.run(task, witness)
-    except _SeenEnough:
-        return
-    if end.status is not RewardStatus.OK:
-        witness.failure = f"{end.failed_stage}: {end.message}"
-        # Not TIMEOUT: a slow environment may have more time in a run.
-        witness.raises_unasked = end.status is RewardStatus.ERROR and not witness.turns
 
 
 def _with_token_ids(said: Said, raw: RawPrompt, formatter: "ChatFormatter") -> Said:

@@ -87,16 +87,12 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     from learner.model.sequence_classification import num_bytes
 
     rank = memory.of_run(config)
-    weights = rank.num_parameters * config.model.item_bytes
+    item = config.model.item_bytes
+    weights = rank.num_parameters * item
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
     text = read_config(config.model).get_text_config()
-    served = weights_bytes(
-        text,
-        num_parameters=rank.num_parameters,
-        item=config.model.item_bytes,
-        is_quantized=config.rollout.quantization is not None,
-    )
+    served = weights_bytes(text, config.rollout, num_parameters=rank.num_parameters, item=item)
     on_cpus = on_cpus_bytes(text, config.rollout, weights=served) + arriving_bytes(config, weights)
     worker = served if on_gpus else on_cpus
     reference = memory.of_reference(config) if needs_reference(config, needs=needs) else None

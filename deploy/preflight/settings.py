@@ -256,16 +256,17 @@ def _check_deltas(config: RunConfig) -> None:
         )
 
 
-def check_mathematics(config: RunConfig) -> "Objective":
-    """Rewards are not checked for a run that resumes: it knows its own."""
+def check_mathematics(config: RunConfig, *, keeps_inert: bool = False) -> "Objective":
+    """Rewards are not checked for a run that resumes: it knows its own. Nor are options without effect, which it could not change."""
     with importing():  # torch
         from learner.algorithms.objective import Objective
 
     try:
-        objective = Objective.of_run(config)
-        objective.check_losses()
+        run_dir = RunDirectory(config.run_dir)
+        objective = Objective.of_run(config, keeps_inert=keeps_inert or run_dir.has_finished_a_step())
+        objective.check_parts(config.buffer.trajectories_per_group)
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
-        if not RunDirectory(config.run_dir).exists(RUN_YAML):
+        if not run_dir.exists(RUN_YAML):
             objective.check_rewards()
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error

@@ -17,11 +17,11 @@ from deploy.viewer.series import Point, latest, means, thinned, values
 Step = Mapping[str, Any]
 """A line of metrics.jsonl."""
 NUM_COLORS = 6
+"""A panel has at most so many lines."""
 _MOST_POINTS = 400
 _MOST_MARKS = 60
 _MOST_WORDS = 200
 """Characters of a mark: each panel repeats all marks."""
-_MOST_LINES = NUM_COLORS
 _PART = re.compile(r"reward/(?!(?:mean|num_errors|num_timeouts)$)([^/]+)")
 _SOURCE = re.compile(r"reward/mean/(.+)")
 _PASSES = re.compile(r"eval/(pass_at_\d+)")
@@ -193,7 +193,7 @@ def _curves(
     """`lines` and `points` map metrics to labels. A metric of `lines` is drawn as a line if most steps have a number."""
     found: list[Curve] = []
     for metric, label in {**lines, **(points or {})}.items():
-        if (known := values(steps, metric)) and len(found) < _MOST_LINES:
+        if (known := values(steps, metric)) and len(found) < NUM_COLORS:
             is_line = metric in lines and _is_dense(known)
             found.append(_curve(steps, metric, known, label=label, color=len(found) + 1, is_line=is_line))
     return tuple(found)
@@ -224,7 +224,7 @@ def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
 
 def _number_shown(names: Mapping[str, str]) -> str:
     """`6 of 9` if some are left out for want of colours; else empty."""
-    return f"{_MOST_LINES} of {len(names)}" if len(names) > _MOST_LINES else ""
+    return f"{NUM_COLORS} of {len(names)}" if len(names) > NUM_COLORS else ""
 
 
 def _extent(panel: Panel) -> Iterator[float]:

@@ -3,10 +3,8 @@
 Contents: configuration, in words and in full; curves; samples before and after; failures and restarts; time; passport; next commands.
 """
 
-import base64
 import contextlib
 import functools
-import hashlib
 import json
 import shlex
 import sys
@@ -15,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-import deploy.viewer
 from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
@@ -33,12 +30,14 @@ from deploy.reports.run_info import config_of, failed_rewards, left_parts
 from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
-from deploy.viewer.page import number, seconds, when
+from deploy.viewer.page import HERE as VIEWER
+from deploy.viewer.page import number, templates
+from deploy.viewer.safety import source
 from deploy.whole_files import write_whole
 from learner.checkpoint.card import in_words
 
 _HERE = Path(__file__).parent
-_STYLES = (Path(deploy.viewer.__file__).parent / "static" / "style.css", _HERE / "report.css")
+_STYLES = (VIEWER / "static" / "style.css", _HERE / "report.css")
 """The viewer's styles, then those of a report."""
 _MOST_EVENTS = 100
 _ALSO_SHOWN = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
@@ -77,9 +76,8 @@ def html(directory: RunDirectory, steps: Sequence[Mapping[str, Any]] | None = No
     """The whole page. `steps` are the lines of metrics.jsonl, if they were read already. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = _environment().get_template("report.html")
-    return writable(template.render(style=style, style_digest=digest, **_content(directory, config, steps)))
+    return writable(template.render(style=style, style_source=source(style), **_content(directory, config, steps)))
 
 
 def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -90,6 +88,7 @@ def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping
     steps = read_lines(directory) if steps is None else steps
     passport = directory.read_json(PASSPORT)
     happened = _happened(events)
+    shown, interruptions = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"})), marks(events)
     return {
         "name": directory.name,
         "place": directory.path(),
@@ -100,7 +99,7 @@ def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping
         "run_yaml": dumped(hidden(directory.settings())),
         "summary": summary_of(directory, steps),
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
-        "drawings": _drawings(steps, events, config),
+        "drawings": [drawing(panel, interruptions, steps_of(shown)) for panel in shown],
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "num_interruptions": sum(
             event["kind"] in ("failure", "resumed") and not fleet.is_drain(event) for event in events
@@ -126,11 +125,6 @@ def state_of(events: Sequence[Mapping[str, Any]], *, owner: str | None) -> str:
     if last is None:
         return "starting"
     return last["kind"] if last["kind"] != "launched" else "running" if owner else "killed"
-
-
-def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:
-    shown = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"}))
-    return [drawing(panel, marks(events), steps_of(shown)) for panel in shown]
 
 
 def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -168,10 +162,8 @@ def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str
 
 @functools.cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    made.filters |= {"number": number, "when": when, "seconds": seconds, "score": _score}
+    made = templates(_HERE, trim_blocks=True, lstrip_blocks=True)
+    made.filters["score"] = _score
     return made
 
 

@@ -47,18 +47,15 @@ def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConf
     prompts = settings.get("prompts")
     if isinstance(prompts, dict) and (rows := without_folder(prompts.get("path"))) and directory.exists(rows):
         settings["prompts"] = {**prompts, "path": directory.path(rows)}
-    return configuration.as_recorded(settings, overrides, source=directory.path(RUN_YAML))
+    # Of overrides of the algorithm, what a run file need not say is filled in.
+    is_complete = not any(each.startswith("algorithm") for each in overrides)
+    return configuration.as_recorded(settings, overrides, source=directory.path(RUN_YAML), is_complete=is_complete)
 
 
 def table(directory: RunDirectory) -> Table:
     """Progress, numbers, failures and checkpoints."""
-    config = config_of(directory)
-    # First: a driver that ends meanwhile has logged its end by the time the events are read.
-    owner = directory.owner()
-    steps = read_steps(directory)
-    events = directory.read_json_lines(EVENTS)
     shown = Table(title=directory.url, show_header=False, box=None, title_justify="left")
-    for name, value in _rows(config, steps, events, directory, owner=owner):
+    for name, value in _rows(directory):
         shown.add_row(for_terminal(name), for_terminal(value))
     return shown
 
@@ -85,14 +82,11 @@ def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
     return differences(_passport(left), _passport(right))
 
 
-def _rows(
-    config: RunConfig,
-    steps: Mapping[int, Mapping[str, float]],
-    events: list[dict[str, Any]],
-    directory: RunDirectory,
-    *,
-    owner: str | None,
-) -> Iterator[tuple[str, str]]:
+def _rows(directory: RunDirectory) -> Iterator[tuple[str, str]]:
+    config = config_of(directory)
+    # First: a driver that ends meanwhile has logged its end by the time the events are read.
+    owner = directory.owner()
+    steps, events = read_steps(directory), directory.read_json_lines(EVENTS)
     done = max(steps, default=0)
     yield "model", config.model.path
     yield "steps", f"{done} of {config.num_steps}"

@@ -43,8 +43,8 @@ class Group:
 class Samples:
     """Groups of the first and the last recorded step, or of the only one."""
 
-    steps: tuple[tuple[int, tuple[Group, ...]], ...]
-    are_same_prompts: bool
+    steps: tuple[tuple[int, tuple[Group, ...]], ...] = ()
+    are_same_prompts: bool = False
     missing: str = ""
     """Why there are no samples; empty if there are some."""
 
@@ -56,7 +56,8 @@ def samples(directory: RunDirectory) -> Samples:
         found = recorded_steps(run)
         numbers = list(dict.fromkeys([*found[:1], *found[-1:]]))
         if (size := max((_stored_bytes(directory, number) for number in numbers), default=0)) > _MOST_BYTES:
-            return _none(f"a step's file in the object store has {size / 1024**2:,.0f} MiB; `treadwheel view` shows it")
+            why = f"a step's file in the object store has {size / 1024**2:,.0f} MiB; `treadwheel view` shows it"
+            return Samples(missing=why)
         opened = [open_step(run, number) for number in numbers]
         prompts = [_prompt_ids(step) for step in opened]
         common = [each for each in prompts[0] if each in prompts[-1]] if len(opened) == 2 else []
@@ -66,12 +67,8 @@ def samples(directory: RunDirectory) -> Samples:
             for step, tickets, named in zip(opened, prompts, shown, strict=True)
         )
     except (HTTPException, DataError, StorageError) as error:
-        return _none(error.detail if isinstance(error, HTTPException) else str(error))
-    return Samples(steps=steps, are_same_prompts=bool(common)) if steps else _none("no step is recorded yet")
-
-
-def _none(why: str) -> Samples:
-    return Samples(steps=(), are_same_prompts=False, missing=why)
+        return Samples(missing=error.detail if isinstance(error, HTTPException) else str(error))
+    return Samples(steps=steps, are_same_prompts=bool(common), missing="" if steps else "no step is recorded yet")
 
 
 def _stored_bytes(directory: RunDirectory, step: int) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 from cluster.contracts.types import mean_of
 from cluster.record.run_directory import EVENTS, SUMMARY, RunDirectory
 from cluster.sinks.jsonl import read_lines
-
-_NUMBERS = ("time", "time/step_s", "reward/mean", "eval/accuracy", "eval/reward", "tokens/sampled", "tokens/trained")
+from deploy.reports.costs import total
+from deploy.viewer.series import latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +44,25 @@ def summarize(run_dir: RunDirectory) -> Summary:
 
 def summary_of(run_dir: RunDirectory, lines: Sequence[Mapping[str, Any]] | None = None) -> Summary:
     """The results so far. `lines` are those of metrics.jsonl, if they were read already."""
-    metrics = {
-        line["policy_version"]: {name: line[name] for name in _NUMBERS if line.get(name) is not None}
-        for line in (read_lines(run_dir) if lines is None else lines)
-    }
-    steps = {version: numbers for version, numbers in metrics.items() if version > 0}
-    rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
+    lines = read_lines(run_dir) if lines is None else lines
+    start = [line for line in lines if line["policy_version"] == 0]
+    steps = [line for line in lines if line["policy_version"] > 0]
+    rewards = [line["reward/mean"] for line in steps if line.get("reward/mean") is not None]
     window = max(min(5, len(rewards) // 2), 1)
-    accuracies, held_out = (
-        [numbers[name] for numbers in steps.values() if name in numbers] for name in ("eval/accuracy", "eval/reward")
-    )
     launched = [event["started_at"] for event in run_dir.read_json_lines(EVENTS) if "started_at" in event]
-    stepped = [numbers["time"] for numbers in steps.values()]
-    before = [started_at for started_at in launched if stepped and started_at <= stepped[0]]
+    before = [started_at for started_at in launched if steps and started_at <= steps[0]["time"]]
     return Summary(
-        num_steps=max(steps, default=0),
-        train_seconds=sum(numbers.get("time/step_s", 0.0) for numbers in steps.values()),
+        num_steps=steps[-1]["policy_version"] if steps else 0,
+        train_seconds=total(steps, "time/step_s"),
         reward_first=_mean(rewards[:window]),
         reward_last=_mean(rewards[window:][-window:]),
-        eval_first=metrics.get(0, {}).get("eval/accuracy"),
-        eval_last=accuracies[-1] if accuracies else None,
-        eval_reward_first=metrics.get(0, {}).get("eval/reward"),
-        eval_reward_last=held_out[-1] if held_out else None,
-        sampled_tokens=int(sum(numbers.get("tokens/sampled", 0.0) for numbers in steps.values())),
-        trained_tokens=int(sum(numbers.get("tokens/trained", 0.0) for numbers in steps.values())),
-        seconds_to_first_step=stepped[0] - before[-1] if before else None,
+        eval_first=latest(start, "eval/accuracy"),
+        eval_last=latest(steps, "eval/accuracy"),
+        eval_reward_first=latest(start, "eval/reward"),
+        eval_reward_last=latest(steps, "eval/reward"),
+        sampled_tokens=int(total(steps, "tokens/sampled")),
+        trained_tokens=int(total(steps, "tokens/trained")),
+        seconds_to_first_step=steps[0]["time"] - before[-1] if before else None,
     )
 
 

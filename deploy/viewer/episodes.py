@@ -46,17 +46,17 @@ class Block:
 
     start: int
     end: int
-    turn: int | None
+    turn: int | None = None
     """From 1, over the whole episode. None: not sampled, but written by environment, tool or template."""
     label: str
     """`user`, `tool add` or several of them; "" if no message is known for these tokens."""
     role: str
     """Role of its first message; "" if no message is known for these tokens."""
-    finish_reason: str | None
+    finish_reason: str | None = None
     """None if it was written."""
-    earned: float | None
+    earned: float | None = None
     """Sum of a turn's token rewards; None if none were recorded or it was written."""
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +149,8 @@ def _written(start: int, end: int, messages: Sequence[Message], names: Mapping[A
     counted = [(label, len(list(same))) for label, same in groupby(labels)]
     shown = [f"{label} ×{count}" if count > 1 else label for label, count in counted[:_MOST_LABELS]]
     more = [f"{len(counted) - _MOST_LABELS} more"] if len(counted) > _MOST_LABELS else []
-    return Block(
-        start=start,
-        end=end,
-        turn=None,
-        label=", ".join([*shown, *more]),
-        role=str(messages[0]["role"]) if messages else "",
-        finish_reason=None,
-        earned=None,
-        calls=(),
-    )
+    role = str(messages[0]["role"]) if messages else ""
+    return Block(start=start, end=end, label=", ".join([*shown, *more]), role=role)
 
 
 def _recorded_replies(segment: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:

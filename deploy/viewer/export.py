@@ -3,8 +3,6 @@
 Style, scripts and data are inside the file, and its content security policy allows only these, by their digests.
 """
 
-import base64
-import hashlib
 import html
 import json
 import re
@@ -20,6 +18,7 @@ from deploy.viewer.page import HERE
 from deploy.viewer.pages.group import group_data
 from deploy.viewer.pages.trajectory import TokensOfStep
 from deploy.viewer.runs import Run
+from deploy.viewer.safety import source
 from deploy.viewer.steps import Group, open_step, recorded_steps
 from deploy.whole_files import write_whole
 
@@ -76,7 +75,7 @@ def _that_fit(groups: Sequence[Group]) -> Iterator[int]:
 def _page(data: dict[str, Any], *, title: str) -> str:
     style = "\n".join((HERE / f"static/{name}.css").read_text(encoding="utf-8") for name in ("style", "tokens"))
     script = "\n".join(_module(name) for name in _MODULES)
-    policy = f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; base-uri 'none'; form-action 'none'"
     content = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
@@ -103,7 +102,3 @@ def _module(name: str) -> str:
     names = ", ".join(_EXPORT.findall(text))
     body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = \2;", text))
     return f"const {name} = (() => {{\n{body}\nreturn {{ {names} }};\n}})();"
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

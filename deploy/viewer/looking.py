@@ -158,21 +158,19 @@ def _is_stale(trajectory: Trajectory, wanted: Wanted) -> bool:
 def context(completion: str, prompt: str, text: str) -> dict[str, Any]:
     """The first `match` of `text` with the characters `before` and `after` it, and `where` it was found: in the completion, or else in the
     prompt. Then `completion` has the beginning of the completion. Without a match, `before` has it."""
-    beginning = _ended(completion[: 2 * _AROUND], is_cut=len(completion) > 2 * _AROUND, at_end=True)
+    beginning = _cut(completion, 2 * _AROUND)
     for where, found_in in (("completion", completion), ("prompt", prompt)):
         if text and (found := re.search(re.escape(text), found_in, re.IGNORECASE)):
             start, end = found.span()
             return {
                 "where": where,
-                "before": _ended(found_in[max(start - _AROUND, 0) : start], is_cut=start > _AROUND, at_end=False),
+                "before": f"…{found_in[start - _AROUND : start]}" if start > _AROUND else found_in[:start],
                 "match": found_in[start:end],
-                "after": _ended(found_in[end : end + _AROUND], is_cut=end + _AROUND < len(found_in), at_end=True),
+                "after": _cut(found_in[end:], _AROUND),
                 "completion": beginning if where == "prompt" else None,
             }
     return {"where": "completion", "before": beginning, "match": "", "after": "", "completion": None}
 
 
-def _ended(text: str, *, is_cut: bool, at_end: bool) -> str:
-    if not is_cut:
-        return text
-    return f"{text}…" if at_end else f"…{text}"
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,6 +1,5 @@
 """Tools for all pages: their two routes, templates, the run of a request, query parameters, and numbers as text."""
 
-import functools
 import importlib
 import json
 import math
@@ -78,8 +77,7 @@ def run_of(request: Request, name: str) -> Run:
 def render(
     request: Request, template: str, *, run: Run | None, here: str, status: int = 200, **context: Any
 ) -> Response:
-    found = _environment().get_template(template)
-    content = found.render(
+    content = _TEMPLATES.get_template(template).render(
         root=request.scope.get("root_path", ""),
         run=run,
         runs=[each.name for each in request.app.state.runs.all()],
@@ -119,9 +117,9 @@ def asked_whole_number(request: Request, name: str) -> int | None:
     return None if value is None else int(value)
 
 
-@functools.cache
-def _environment() -> Environment:
-    made = Environment(loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined)
+def templates(folder: Path, **options: Any) -> Environment:
+    """The templates of a folder. They get the filters `number`, `when` and `seconds`, and an unknown name in them is an error."""
+    made = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, **options)
     made.filters |= {"number": number, "when": when, "seconds": seconds}
     return made
 
@@ -152,3 +150,6 @@ def seconds(value: float | None) -> str:
 def when(timestamp: float | None) -> str:
     """In UTC. Scripts of the viewer replace it by the reader's local time."""
     return "–" if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+_TEMPLATES = templates(HERE / "templates")

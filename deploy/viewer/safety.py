@@ -7,6 +7,7 @@
 * Pages load nothing from elsewhere and run no inline script.
 """
 
+import base64
 import hashlib
 import hmac
 import re
@@ -33,7 +34,7 @@ _PREFIX = re.compile(r"(/[\w.~-]+)+")
 class Guard:
     """Wraps the application in these rules and handles the URL prefix of a proxy."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None, root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None, root_path: str) -> None:
         """`hosts` are names without ports. `root_path` is the prefix, unless the proxy sends it as `X-Forwarded-Prefix`."""
         self._app = app
         self._hosts = {host.lower() for host in hosts}
@@ -110,6 +111,11 @@ def name_of(host: str) -> str:
     """The name in a `Host` header, without port and in lower case; "" for a malformed header."""
     found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]/@\s]+)(?::\d+)?", host)
     return (found[1] or found[2]).lower() if found else ""
+
+
+def source(text: str) -> str:
+    """An inline script or style in a content security policy, which allows it by its digest."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _cookie(token: str) -> str:

@@ -138,15 +138,15 @@ def _shown(title: str, unit: str, lines: list[dict[str, Any]], *, is_log: bool =
     return {"title": title, "unit": unit, "is_log": is_log, "lines": lines, "wanted": [], "bound": None}
 
 
-def spark(points: Sequence[Point], *, width: float = 100.0, height: float = 24.0) -> str:
-    """The `d` of an SVG path through the points, in a box of `width` and `height`; empty for fewer than two points."""
+def spark(points: Sequence[Point]) -> str:
+    """The `d` of an SVG path through the points, in a box of 100 by 24; empty for fewer than two points."""
     if len(points) < 2:
         return ""
     shown = thinned(points, 100)
     low, high = min(map(_value, shown)), max(map(_value, shown))
     first, last = shown[0][0], shown[-1][0]
     places = (
-        f"{(step - first) / (last - first) * width:.1f} {2 + (height - 4) * (1 - (value - low) / ((high - low) or 1)):.1f}"
+        f"{(step - first) / (last - first) * 100:.1f} {2 + 20 * (1 - (value - low) / ((high - low) or 1)):.1f}"
         for step, value in shown
     )
     return "M" + "L".join(places)

@@ -20,8 +20,7 @@ from cluster.contracts.learned import Learned
 from cluster.contracts.row_checks import check_contents
 from cluster.contracts.schema import SCHEMA, counted_versions, upgraded
 from cluster.contracts.segments import SEGMENT, whole
-from cluster.record.learned_files import learned_name, learned_of
-from cluster.record.recorder import num_pruned_steps, step_of
+from cluster.record.recorder import learned_name, learned_of, num_pruned_steps, step_of
 from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 from deploy.viewer.chain import names_its_file
 from deploy.viewer.episodes import EpisodeFacts, facts_of, last_words

@@ -129,3 +129,17 @@ def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: floa
     p_BT, q_BT = from_logprobs_BT.exp(), to_logprobs_BT.exp()
     kept_BT = p_BT * (from_logprobs_BT - to_logprobs_BT)
     return kept_BT + (1 - p_BT) * ((1 - p_BT + epsilon) / (1 - q_BT + epsilon)).log()
+
+
+def adapted_coefficient(
+    coefficient: float, *, kl_per_trajectory: float, num_trajectories: int, target: float, horizon: int
+) -> float:
+    """The next step's β, which steers the KL of a trajectory to a target.
+
+    Formula: β·(1 + clip(KL/target − 1, −0.2, 0.2)·min(n/horizon, 1)), n trajectories observed
+    Source: Ziegler et al., arXiv:1909.08593
+    Degenerate: without the limit of n β would become negative above five horizons, and the run would reward KL
+    Peers: LightRFT, OpenRLHF and verl `AdaptiveKLController`
+    """
+    error = min(max(kl_per_trajectory / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * min(num_trajectories, horizon) / horizon)

@@ -24,9 +24,9 @@ from learner.checkpoint.card import NAME, Kind, model_card
 from learner.checkpoint.manifest import FileEntry
 from learner.checkpoint.writing import seal, write_tensors
 from learner.model.loading import fetched_file
-from learner.model.lora import adapter_of
+from learner.model.lora import adapter_of, adapters
 from learner.model.policy import elsewhere
-from learner.publishing import exported, exported_adapter
+from learner.publishing import exported
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 MAX_FILE_BYTES = 4 * 1024**3
@@ -50,7 +50,7 @@ class ModelFolder:
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter's matrices, like `weights`; none without LoRA."""
-        return self._on_cpu(exported_adapter(self._causal_lm, dtype=self._dtype))
+        return self._on_cpu(adapters(self._causal_lm, dtype=self._dtype))
 
     def write(
         self, folder: Path, weights: Iterable[tuple[str, Tensor]], *, policy_version: int, extra: Mapping[str, Any]

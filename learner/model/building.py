@@ -50,15 +50,13 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         kept_logits_bytes=learner.kept_logits_bytes,
         replays_routing=config.rollout.routing_replay,
     )
-    own = critic_config(model, value)
-    if own is not None:
+    own, backbone = critic_config(model, value), None
+    if own is not None and value is not None:
         _refuse_quantized(own, field=CRITIC_PATH)
-    critic = None
-    if value is not None:
-        backbone = None if own is None else _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
-        critic = Critic(policy, backbone=backbone)
+        backbone = _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
+    critic = None if value is None else Critic(policy, backbone=backbone)
     networks = Networks(policy, critic, sequence_group=ranks.sequence_group)
-    networks = _prepared(networks, learner=learner, seed=config.seed)
+    _prepare(networks, causal_lm, backbone, learner=learner, seed=config.seed)
     loading = "whole"
     if is_sharded:
         shard(networks, ranks=ranks, compute_dtype=compute_dtype)
@@ -77,8 +75,8 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         dtype=compute_dtype if is_sharded or model.attention == FLASH else torch.float32,
         splits_sequences=ranks.sequence_group is not None,
     )
-    if networks.critic is not None and networks.critic.backbone is not None:
-        networks.critic.backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")
+    if backbone is not None:
+        backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")
     reshard(networks)
     if learner.compile:
         # After the proof: with one rank it runs in float32, and training in bfloat16 would compile everything again.
@@ -119,16 +117,14 @@ def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_s
     return backbone
 
 
-def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Networks:
-    """Adds adapters and activation checkpointing as configured, and lets linear layers multiply in the type that is faster on this
-    processor. Works on a skeleton too.
+def _prepare(networks: Networks, *models: PreTrainedModel | None, learner: LearnerConfig, seed: int) -> None:
+    """Adds adapters and activation checkpointing to the networks' models as configured, and lets linear layers multiply in the type that is
+    faster on this processor. Works on a skeleton too.
 
     Only layers with activation checkpointing are in train mode, which they need for it. All others stay in eval mode: routers that sample
     experts or add jitter in train mode would compute another policy than the sampler's.
     """
-    backbone = None if networks.critic is None else networks.critic.backbone
-    models = [model for model in (networks.policy.causal_lm, backbone) if model is not None]
-    for model in models:
+    for model in filter(None, models):
         if learner.lora is not None:
             add_adapters(model, lora=learner.lora, seed=seed)
         if learner.activation_checkpointing:
@@ -142,4 +138,3 @@ def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Netwo
     networks.eval()
     for part in networks.modules():
         part.training = bool(getattr(part, "gradient_checkpointing", False))
-    return networks

@@ -93,27 +93,21 @@ def load_shards(
 
     All ranks must call it. They stream only if every rank can.
     """
-    causal_lm, backbone = networks.policy.causal_lm, None if networks.critic is None else networks.critic.backbone
-    of_policy: dict[str, Tensor] = {}
-    of_critic: dict[str, Tensor] = {}
-    for name, tensor in (*networks.named_parameters(), *networks.named_buffers()):
-        if name.startswith("policy.causal_lm."):
-            of_policy[name.removeprefix("policy.causal_lm.")] = tensor
-        elif name.startswith("critic.backbone."):
-            of_critic[name.removeprefix("critic.backbone.")] = tensor
-        else:
-            tensor.zero_()
-    ways = [_load(of_policy, causal_lm, model=model, ranks=ranks, seed=seed)]
-    if critic is not None and networks.critic is not None and backbone is not None:
-        ways.append(_load(of_critic, backbone, model=critic, ranks=ranks, seed=seed))
-        networks.critic.start_head(read_score(critic))
-    return "streamed" if set(ways) == {"streamed"} else "sent by rank 0"
+    ways = {_load(networks.policy.causal_lm, model=model, ranks=ranks, seed=seed)}
+    if (own := networks.critic) is not None:
+        for parameter in own.value_head.parameters():
+            parameter.zero_()
+        if own.backbone is not None and critic is not None:
+            ways.add(_load(own.backbone, model=critic, ranks=ranks, seed=seed))
+            own.start_head(read_score(critic))
+    return "streamed" if ways == {"streamed"} else "sent by rank 0"
 
 
 def _load(
-    tensors: Mapping[str, Tensor], source: PreTrainedModel, *, model: ModelConfig, ranks: Ranks, seed: int
+    source: PreTrainedModel, *, model: ModelConfig, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
-    """Fills the networks' `tensors`, by their name in `source`, a whole causal model or a backbone."""
+    """Fills parameters and buffers of a sharded causal model or backbone."""
+    tensors: dict[str, Tensor] = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     drawn = drawn_adapters(source, seed=seed)
     for name, value in drawn.items():
         fill(tensors[name], value.to(ranks.device))

@@ -115,11 +115,11 @@ def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
     return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
 
 
-def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(peft's name, whole tensor) of every adapter matrix; all ranks must call it."""
+def adapters(causal_lm: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """(peft's name, whole tensor in `dtype`) of every adapter matrix, gathered one by one; all ranks must iterate."""
     for name, parameter in causal_lm.named_parameters():
         if is_adapter(name):
-            yield PREFIX + name.replace(f".{_ADAPTER}.", "."), whole(parameter.detach())
+            yield PREFIX + name.replace(f".{_ADAPTER}.", "."), whole(parameter.detach()).to(dtype)
 
 
 def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -31,10 +31,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
+from cluster.freed_memory import keep_freed_memory
 from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import FLASH, PACKED, widened, windows_seen
+from learner.model.compute_type import never_round_to_tf32
 from learner.model.frozen import built_empty, frozen, keep_float32, make_buffers
 from learner.model.head import Head, selected_logprobs
+from learner.model.linear import multiply_fast
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
 from learner.shape import read_config, windows
@@ -229,6 +232,25 @@ def load(
     make_buffers(loaded, names)
     without_dropout(loaded)
     nn.Module.to(loaded, device)
+    return loaded
+
+
+def load_scorer(
+    model: ModelConfig,
+    *,
+    gpus: float,
+    num_threads: int,
+    kind: ModelKind = AutoModelForCausalLM,
+    field: str = "model.path",
+) -> PreTrainedModel:
+    """A model that never trains, in a process of its own, whose threads and memory it sets. Raises ConfigError as `load` does."""
+    never_round_to_tf32()
+    torch.set_num_threads(num_threads)
+    device, dtype = "cuda" if gpus else "cpu", getattr(torch, model.dtype)
+    loaded = load(model, dtype=dtype, device=device, kind=kind, field=field).eval().requires_grad_(False)
+    multiply_fast(loaded)
+    if not gpus:
+        keep_freed_memory()
     return loaded
 
 

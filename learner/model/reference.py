@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
-from cluster.freed_memory import keep_freed_memory
-from learner.model.compute_type import never_round_to_tf32
 from learner.model.head import selected_logprobs, top_tokens
-from learner.model.linear import multiply_fast
 from learner.model.packing import MicroBatch, tokens_per_pass
-from learner.model.policy import elsewhere, hidden_states, load, output_layer, prove, score, token_row
+from learner.model.policy import elsewhere, hidden_states, load_scorer, output_layer, prove, score, token_row
 
 
 def reference_models(model: ModelConfig, reference: ReferenceConfig) -> dict[str | None, ModelConfig]:
@@ -41,22 +38,16 @@ class ReferenceModel:
 
         `top_k`: number of likeliest tokens scored at each position in addition to the completion's own; None for none.
         """
-        never_round_to_tf32()
-        torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
-        device = torch.device("cuda" if reference.gpus else "cpu")
+        num_threads = reference.num_threads or math.ceil(reference.cpus)
         self._policy = prove(
-            load(model, dtype=getattr(torch, model.dtype), device=device),
+            load_scorer(model, gpus=reference.gpus, num_threads=num_threads),
             model=model,
             packing=learner.packing,
             sampling=sampling,
             head_chunk_tokens=learner.head_chunk_tokens,
         ).eval()
-        self._policy.requires_grad_(False)
-        multiply_fast(self._policy)
-        if device.type == "cpu":
-            keep_freed_memory()
-        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
-        self._device = device
+        self._device = self._policy.causal_lm.device
+        self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=self._device)
         self._top_k = top_k
 
     def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> dict[str, list[Any]]:

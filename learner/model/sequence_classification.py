@@ -16,12 +16,9 @@ from transformers import AutoModel, AutoModelForSequenceClassification, Pretrain
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.reward_config import JudgeServerConfig, RewardModelConfig
-from cluster.freed_memory import keep_freed_memory
-from learner.model.compute_type import never_round_to_tf32
-from learner.model.linear import multiply_fast
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
-from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, token_row
+from learner.model.policy import PROOF_TOLERANCE, hidden_states, load_scorer, score, token_row
 
 
 def num_bytes(config: RewardModelConfig | JudgeServerConfig, *, field: str) -> int:
@@ -41,14 +38,9 @@ class SequenceClassifier:
 
     def __init__(self, config: RewardModelConfig, *, field: str, num_threads: int = 1) -> None:
         """Raises ConfigError naming `field` for a model that does not load, or that scores a text in a batch differently than alone."""
-        never_round_to_tf32()
-        torch.set_num_threads(num_threads)
-        self._device = torch.device("cuda" if config.gpus else "cpu")
-        dtype: torch.dtype = getattr(torch, config.dtype)
         model, kind = as_model(config), AutoModelForSequenceClassification
-        self._model = load(model, dtype=dtype, device=self._device, kind=kind, field=f"{field}.path").eval()
-        self._model.requires_grad_(False)
-        multiply_fast(self._model)
+        self._model = load_scorer(model, gpus=config.gpus, num_threads=num_threads, kind=kind, field=f"{field}.path")
+        self._device = self._model.device
         _compute_head_in_float32(self._model, stored=model)
         self._is_causal = isinstance(getattr(self._model, "score", None), nn.Linear)
         text = self._model.config.get_text_config()
@@ -58,10 +50,8 @@ class SequenceClassifier:
             raise ConfigError(
                 f"{field}.path={config.path!r} has no pad_token_id, which it needs to tell texts of a batch apart"
             )
-        if self._device.type == "cpu":
-            keep_freed_memory()
         self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=self._device)
-        self._prove(PROOF_TOLERANCE[dtype], field=field)
+        self._prove(PROOF_TOLERANCE[getattr(torch, config.dtype)], field=field)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float] | str]:
         """[texts][L] in the given order: outputs before any softmax or sigmoid. A text that does not fit in memory gets an error text."""

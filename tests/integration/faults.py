@@ -23,8 +23,8 @@ import pytest
 import yaml
 
 from cluster.contracts.config import RunConfig
-from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
+from cluster.record.recorder import learned_of
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, SUMMARY, RunDirectory, checkpoint_name
 from deploy.reports import run_info, verify
 from tests.integration.commands import Background, treadwheel

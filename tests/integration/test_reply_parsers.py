@@ -51,6 +51,13 @@ def test_an_unknown_parser_is_refused_with_the_names_there_are(folder):
         parser(folder, "hermess")("anything", prompt="", tools=PROBE_TOOLS)
 
 
+def test_a_parser_that_vllm_only_names_is_refused_and_makes_no_reply_malformed(folder):
+    with pytest.raises(
+        ConfigError, match=r"episodes[.]parser[.]parser='openai' reads no text .*; name a function of yours"
+    ):
+        parser(folder, "openai")("It is 42.", prompt="", tools=PROBE_TOOLS)
+
+
 def test_a_parameter_that_is_missing_is_named(folder):
     with pytest.raises(ConfigError, match=r"episodes[.]parser='vllm' needs parser"):
         NamedParser(Plugin(name="vllm", params={"tokenizer": str(folder)}))

@@ -8,7 +8,7 @@ from typing import Any
 from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.reasoning import THINK, parted
+from actors.reasoning import CHANNEL, END_OF_THINK, THINK, parted, with_tags
 from actors.rollout.stop_seam import HALF_CHARACTER
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
@@ -37,7 +37,8 @@ class Speech:
         self._has_own_parser = parser is not None
         proven = self._report.parser
         self._parser = parser or (proven and proven.parser)
-        self._knows_reasoning = THINK in self.turns.template.source
+        # Some templates only cut earlier reasoning out, which they find by its end.
+        self._knows_reasoning = any(tag in self.turns.template.source for tag in (THINK, END_OF_THINK, CHANNEL))
 
     @property
     def max_context(self) -> int:
@@ -149,7 +150,7 @@ class Speech:
             replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
-        return replace(reply, reasoning=reply.reasoning or reasoning, calls=calls)
+        return replace(reply, reasoning=reasoning if reply.reasoning is None else reply.reasoning, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
         """Whether the template writes these ids from the whole conversation at once, as a server that keeps no tokens would show it to the
@@ -187,7 +188,9 @@ class Speech:
 
     def _parted(self, sampled: str, written: str) -> tuple[str | None, str]:
         """As `parted`. With a template that knows no reasoning all is words: it would not show the reasoning to the model again."""
-        return parted(sampled, prompt=written) if self._knows_reasoning else (None, sampled)
+        if not self._knows_reasoning:
+            return None, sampled
+        return parted(with_tags(sampled) if self._formatter.has_channels else sampled, prompt=written)
 
     def _require_known(self, token_ids: Sequence[int]) -> None:
         count = self._formatter.num_token_ids

@@ -35,10 +35,11 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
     events, status, state = run.events(), run.status(), run.state()
     found = fleet.actors(events, status, state=state)
     phases = run.phases()
-    end = _end(events, phases, status, is_running=state == "running")
+    ends = [each["time"] for each in events[-1:]] + [each["end"] for each in phases[-50:]]
+    end = time.time() if state == "running" else max(ends, default=status.get("time", 1.0))
     asked = request.query_params.get("window", str(_WINDOWS[1]))
     window = int(asked) if re.fullmatch(r"\d{1,12}", asked) else None
-    begin = _begin(events, phases)
+    begin = min([each["time"] for each in events[:1]] + [each["start"] for each in phases[:1]], default=0.0)
     if window is not None:
         begin = max(begin, end - window)
     return {
@@ -121,23 +122,6 @@ def _cut(spans: Sequence[Mapping[str, Any]], *, begin: float, end: float) -> lis
     """Spans cut to the window. A span that is not over ends with the window."""
     cut = ({**span, "start": max(span["start"], begin), "end": min(span["end"] or end, end)} for span in spans)
     return [span for span in cut if span["end"] > span["start"]]
-
-
-def _begin(events: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]]) -> float:
-    return min([each["time"] for each in events[:1]] + [each["start"] for each in phases[:1]], default=0.0)
-
-
-def _end(
-    events: Sequence[Mapping[str, Any]],
-    phases: Sequence[Mapping[str, Any]],
-    status: Mapping[str, Any],
-    *,
-    is_running: bool,
-) -> float:
-    if is_running:
-        return time.time()
-    times = [each["time"] for each in events[-1:]] + [each["end"] for each in phases[-50:]]
-    return max(times, default=status.get("time", 1.0))
 
 
 ROUTES = page("/run/{run}/actors", actors, template="actors.html")

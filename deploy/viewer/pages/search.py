@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlencode
 
@@ -34,11 +35,8 @@ def search(run: Run, request: Request) -> dict[str, Any]:
         if actor["name"].startswith("rollout")
     }
     return {
+        **asdict(answer),
         "asked": asked,
-        "found": answer.found,
-        "num_trajectories": answer.num_trajectories,
-        "first_step": answer.first_step,
-        "damaged": answer.damaged,
         "num_recorded": len(steps),
         "further": further,
         "workers": sorted(workers),

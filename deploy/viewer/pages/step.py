@@ -98,6 +98,8 @@ def step(run: Run, request: Request) -> dict[str, Any]:
     prompts = [row["prompt"] for row in shown]
     shared = common_beginning(prompts) if len(set(prompts)) > 1 else ""
     detailed, damage = _detailed(run, recorded)
+    events = fleet.versioned(run.events())
+    during = [event for event in events if fleet.step_of(event) == number and event["kind"] != "started"]
     return {
         "step": number,
         "previous": previous,
@@ -124,10 +126,8 @@ def step(run: Run, request: Request) -> dict[str, Any]:
         ],
         "workers": workers(groups),
         "failed": failed(groups),
-        "dropped": dropped(number, run.chain(), run.events()),
-        "marks": [mark for mark in fleet.marks(_during(run.events(), number)) if mark["kind"] != "started"][
-            -_MOST_ROWS:
-        ],
+        "dropped": dropped(number, run.chain(), events),
+        "marks": fleet.marks(during)[-_MOST_ROWS:],
     }
 
 
@@ -275,10 +275,6 @@ def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> d
     tickets = [{"ticket": ticket, "reason": reasons.get(ticket, "no event says why")} for ticket in sorted(missing)]
     counts = Counter(each["reason"] for each in tickets)
     return {"num": len(tickets), "reasons": counts.most_common(_MOST_ROWS), "tickets": tickets[:_MOST_ROWS]}
-
-
-def _during(events: Sequence[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
-    return [event for event in fleet.versioned(events) if fleet.step_of(event) == number]
 
 
 ROUTES = [

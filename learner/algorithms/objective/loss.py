@@ -3,9 +3,8 @@
 Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's partition.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,15 +12,12 @@ from torch import Tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig, KlLossConfig, KlRolloutConfig, SftConfig
 from learner.algorithms import kl
 from learner.algorithms.batch_rules.aggregation import aggregate
-from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.objective.batch import Prepared
-from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.parts import Parts, token_losses
 from learner.algorithms.objective.proximal import approximate_proximal
-from learner.algorithms.objective.recording import record
-from learner.algorithms.objective.seen import TokensSeen
+from learner.algorithms.objective.recording import TokensSeen, record
 from learner.algorithms.objective.statistics import Recorder, Statistics
-from learner.algorithms.registry.variants import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,7 @@ def loss(
     offered = _offered(
         rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
     )
-    policy_losses = _token_losses(parts.policy_loss, offered, like_BT=policy_BT)
+    policy_losses = token_losses(parts.policy_loss, offered, shape=policy_BT.shape)
     corrections_BT = parts.corrected(rows.correction_weights_NT, offered, of_the_batch=False)
     kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT)
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
@@ -61,24 +57,22 @@ def loss(
         losses["distillation_loss"] = distillation.coefficient * aggregate(divergence_BT, weights_BT=rows.weights_NT)
     value_losses = None
     if value is not None and parts.value_loss is not None and rows.value_weights_NT is not None:
-        value_losses = _token_losses(parts.value_loss, offered, like_BT=policy_BT)
+        value_losses = token_losses(parts.value_loss, offered, shape=policy_BT.shape)
         total = aggregate(value_losses.losses_BT, weights_BT=rows.value_weights_NT)
         losses["value_loss"] = value.coefficient * total
     losses["loss"] = torch.stack([each.to(policy_BT.dtype) for each in losses.values()]).sum()
     if values_BT is not None and "returns" in rows.moments:
         values_BT = rows.moments["returns"].restore(values_BT)
-    record(
-        recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT,
-        policy_losses=policy_losses, value_losses=value_losses, corrections_BT=corrections_BT, losses=losses,
-    )  # fmt: skip
     seen = TokensSeen(
         rows=rows,
         policy_BT=policy_BT.detach(),
-        proximal_BT=proximal_BT if _has_its_own_proximal(rows, proximal=parts.config.proximal) else None,
+        proximal_BT=proximal_BT,
+        has_own_proximal=_has_its_own_proximal(rows, proximal=parts.config.proximal),
         corrections_BT=corrections_BT,
         losses=policy_losses,
         entropies_BT=None if entropies_BT is None else entropies_BT.detach(),
     )
+    record(recorder, seen, values_BT=values_BT, value_losses=value_losses, losses=losses)
     return LossResult(loss=losses["loss"], statistics=recorder.statistics(), seen=seen)
 
 
@@ -173,10 +167,3 @@ def _offered(
         "covariances_BT": rows.covariances_NT,
         "batch_covariances_M": rows.batch_covariances_M,
     }
-
-
-def _token_losses(chosen: Variant, offered: Mapping[str, Any], *, like_BT: Tensor) -> TokenLosses:
-    result = chosen.with_given(offered)
-    losses = result if isinstance(result, TokenLosses) else TokenLosses(result)
-    chosen.tensor(losses.losses_BT, like_BT.shape)
-    return losses

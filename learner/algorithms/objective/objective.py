@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.algorithm_config import AdaptiveKlConfig, AlgorithmConfig, KlConfig
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin, parameter_names
 from cluster.contracts.types import GroupSummary
+from learner.algorithms.kl import adapted_coefficient
 from learner.algorithms.moments import RunningMoments
 from learner.algorithms.objective import checks, group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
-from learner.algorithms.objective.controllers import controllers
 from learner.algorithms.objective.inert import refuse_inert
 from learner.algorithms.objective.loss import LossResult, imitation_loss, loss
 from learner.algorithms.objective.parts import Parts
@@ -40,7 +40,11 @@ class Objective:
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
-        self._kl_controllers = controllers(parts.config.kl)
+        terms = {name: getattr(parts.config.kl, name) for name in KlConfig.model_fields}
+        self.kl_coefficients: dict[str, float] = {
+            name: each.coefficient for name, each in terms.items() if each is not None
+        }
+        """Present β of each term of `kl` that the run has; only `adaptive` terms change it."""
         value = parts.config.value
         streaming = parts.config.streaming
         self._earlier = streaming and EarlierReturns(config=streaming)
@@ -50,22 +54,30 @@ class Objective:
 
     @classmethod
     def from_config(
-        cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1, max_lag: int | None = None
+        cls,
+        algorithm: AlgorithmConfig,
+        *,
+        updates_per_step: int = 1,
+        max_lag: int | None = None,
+        refuses_inert: bool = True,
     ) -> "Objective":
-        """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out. `max_lag`: bound on the
-        age of tokens in policy versions; None: not known."""
+        """Raises ConfigError for parts that do not exist or contradict each other, and with `refuses_inert` for options without effect,
+        naming field, value and way out. `max_lag`: bound on the age of tokens in policy versions; None: not known."""
         parts = Parts.from_config(algorithm)
         checks.refuse_contradictions(parts)
-        refuse_inert(parts, updates_per_step=updates_per_step, max_lag=max_lag)
+        if refuses_inert:
+            refuse_inert(parts, updates_per_step=updates_per_step, max_lag=max_lag)
         return cls(parts, updates_per_step=updates_per_step)
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> "Objective":
-        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`."""
+    def of_run(cls, config: RunConfig, *, keeps_inert: bool = False) -> "Objective":
+        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`. `keeps_inert` allows options without
+        effect: preflight refuses them in a new run, and one that has begun keeps those that an earlier version accepted."""
         return cls.from_config(
             _weighted_as_parts(config),
             updates_per_step=config.learner.updates_per_step,
             max_lag=None if config.recorded is not None else config.buffer.max_off_policy_steps,
+            refuses_inert=not keeps_inert,
         )
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
@@ -76,9 +88,9 @@ class Objective:
             self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates
         )
 
-    def check_losses(self) -> None:
-        """Raises ConfigError when a user's own loss raises an error, or returns a value of another shape."""
-        checks.refuse_failing_losses(self._parts)
+    def check_parts(self, trajectories_per_group: int) -> None:
+        """Raises ConfigError when a user's own part raises an error, or returns a value of another type or shape."""
+        checks.refuse_failing_parts(self._parts, trajectories_per_group=trajectories_per_group)
 
     def check_rewards(self) -> None:
         """Raises ConfigError when the advantage cannot use rewards of 0 as the other parts change them."""
@@ -151,11 +163,12 @@ class Objective:
     def dropped_by(self, summary: GroupSummary) -> str | None:
         """Name of the filter that drops a judged group; None: it trains, unless a filter of the whole batch drops it.
 
-        `prepare` drops the same groups.
+        `prepare` drops the same groups, and raises DataError for one that only now a user's filter drops.
         """
         if not any(each.is_of_a_group for each in self._parts.filters):
             return None  # spares the driver tensors that no filter reads
-        return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        dropped_by = group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        return dropped_by and dropped_by.plugin.name
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:
@@ -234,20 +247,22 @@ class Objective:
         assert self.config.sft is not None, "only algorithm.sft has demonstrations"
         return imitation_loss(demonstrated_logprobs_C, self.config.sft, num_tokens=num_tokens)
 
-    @property
-    def kl_coefficients(self) -> dict[str, float]:
-        """Present β of each term of `kl` that the run has; only `adaptive` terms change it."""
-        return {name: controller.coefficient for name, controller in self._kl_controllers.items()}
-
     def observe(self, report: Mapping[str, float]) -> None:
-        """Gives the KL controllers the numbers of a step (`Statistics.compute()` of the whole step)."""
+        """Adapts the KL coefficients to the numbers of a step (`Statistics.compute()` of the whole step)."""
         measured = report.get("kl_reference_per_trajectory_mean")
-        if measured is not None:
-            num_trajectories = int(report["trajectories"])
-            self._kl_controllers = {
-                name: controller.observe(measured, num_trajectories=num_trajectories)
-                for name, controller in self._kl_controllers.items()
-            }
+        if measured is None:
+            return
+        for name, coefficient in self.kl_coefficients.items():
+            adaptive: AdaptiveKlConfig | None = getattr(getattr(self.config.kl, name), "adaptive", None)
+            if adaptive is not None:
+                adapted = adapted_coefficient(
+                    coefficient,
+                    kl_per_trajectory=measured,
+                    num_trajectories=int(report["trajectories"]),
+                    target=adaptive.target,
+                    horizon=adaptive.horizon,
+                )
+                self.kl_coefficients = self.kl_coefficients | {name: adapted}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -257,10 +272,7 @@ class Objective:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kl_controllers = {
-            name: replace(controller, coefficient=state["kl_coefficients"][name])
-            for name, controller in self._kl_controllers.items()
-        }
+        self.kl_coefficients = {name: state["kl_coefficients"][name] for name in self.kl_coefficients}
         self._moments = {name: RunningMoments(**state["moments"][name]) for name in self._moments}
         if self._earlier is not None:
             self._earlier = replace(self._earlier, by_prompt=state["earlier_returns"])

@@ -1,7 +1,9 @@
-"""Records the statistics of a micro-batch, and those of the batch that no update changes. Names and meanings: `statistics.QUANTITIES`.
+"""The loss's numbers of each token, and the statistics made of them. Names and meanings of these: `statistics.QUANTITIES`.
 
 Shapes: N trajectories of the step, B rows of a micro-batch, T tokens.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,53 +12,84 @@ from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.losses.surrogates import TokenLosses, unclipped_surrogate
 from learner.algorithms.masks import expm1_minus, masked
 from learner.algorithms.objective.batch import Prepared
-from learner.algorithms.objective.seen import counted_as_clipped
 from learner.algorithms.objective.statistics import Recorder, Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensSeen:
+    """Tensors that the loss of a micro-batch computes anyway. Only `columns` takes time."""
+
+    rows: Prepared
+    policy_BT: Tensor
+    proximal_BT: Tensor
+    has_own_proximal: bool
+    """False if π_old is the policy that sampled, or the present one."""
+    corrections_BT: Tensor
+    losses: TokenLosses
+    entropies_BT: Tensor | None
+
+    @property
+    def clipped_BT(self) -> Tensor | None:
+        """bool; None if the loss has neither a lower nor an upper bound. Tokens with advantage 0 do not count: no bound changes their
+        loss."""
+        if self.losses.clipped_low_BT is None and self.losses.clipped_high_BT is None:
+            return None
+        return self.losses.clipped_BT & (self.rows.advantages_NT != 0)
+
+    @torch.no_grad()
+    def columns(self) -> dict[str, Tensor]:
+        """[B, T] by column of the record of learning; absent columns are left out. Arbitrary where the loss mask is false."""
+        nothing_BT = torch.zeros_like(self.corrections_BT)
+        found = {
+            "policy_logprobs": self.policy_BT,
+            "proximal_logprobs": self.proximal_BT if self.has_own_proximal else None,
+            "advantages": self.rows.advantages_NT,
+            "weights": torch.where(self.rows.gradient_mask_NT, self.corrections_BT, nothing_BT),
+            "clipped": self.clipped_BT,
+            "entropies": self.entropies_BT,
+        }
+        return {name: x_BT for name, x_BT in found.items() if x_BT is not None}
 
 
 @torch.no_grad()
 def record(
     recorder: Recorder,
-    rows: Prepared,
+    seen: TokensSeen,
     *,
-    policy_BT: Tensor,
-    proximal_BT: Tensor,
-    entropies_BT: Tensor | None,
     values_BT: Tensor | None,
-    policy_losses: TokenLosses,
     value_losses: TokenLosses | None,
-    corrections_BT: Tensor,
     losses: dict[str, Tensor],
 ) -> None:
-    mask_BT = rows.loss_mask_NT
+    """Records the statistics of a micro-batch. `losses`: its terms, by quantity."""
+    rows, mask_BT = seen.rows, seen.rows.loss_mask_NT
     for name, loss in losses.items():
         recorder.total(name, loss)
-    _record_ratios(recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT)
+    _record_ratios(recorder, seen)
     has_loss_BT = rows.advantages_NT != 0
     for suffix in ("low", "high", "dual", "covariance"):
-        clipped_BT = getattr(policy_losses, f"clipped_{suffix}_BT")
+        clipped_BT = getattr(seen.losses, f"clipped_{suffix}_BT")
         if clipped_BT is not None:
             recorder.record(f"clip_fraction_{suffix}", clipped_BT & has_loss_BT, mask_BT)
-    if (clipped_BT := counted_as_clipped(policy_losses, advantages_BT=rows.advantages_NT)) is not None:
+    if (clipped_BT := seen.clipped_BT) is not None:
         recorder.record("clip_fraction", clipped_BT, mask_BT)
-    recorder.record("correction_weight", corrections_BT, rows.gradient_mask_NT)
-    recorder.record("correction_dropped", corrections_BT == 0, rows.gradient_mask_NT)
-    recorder.record("bounded_surrogate", -policy_losses.losses_BT, mask_BT)
-    recorder.record("policy_logprob", policy_BT, mask_BT)
-    recorder.record("policy_logprob_positive", policy_BT, mask_BT & (rows.advantages_NT > 0))
-    recorder.record("policy_logprob_negative", policy_BT, mask_BT & (rows.advantages_NT < 0))
-    if entropies_BT is not None:
-        recorder.record("entropy", entropies_BT, mask_BT)
+    recorder.record("correction_weight", seen.corrections_BT, rows.gradient_mask_NT)
+    recorder.record("correction_dropped", seen.corrections_BT == 0, rows.gradient_mask_NT)
+    recorder.record("bounded_surrogate", -seen.losses.losses_BT, mask_BT)
+    recorder.record("policy_logprob", seen.policy_BT, mask_BT)
+    recorder.record("policy_logprob_positive", seen.policy_BT, mask_BT & (rows.advantages_NT > 0))
+    recorder.record("policy_logprob_negative", seen.policy_BT, mask_BT & (rows.advantages_NT < 0))
+    if seen.entropies_BT is not None:
+        recorder.record("entropy", seen.entropies_BT, mask_BT)
     if values_BT is not None:
         recorder.record("value", values_BT, mask_BT)
     if value_losses is not None and value_losses.clipped_low_BT is not None:
         recorder.record("value_clip_fraction", value_losses.clipped_BT, mask_BT)
 
 
-def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor) -> None:
-    mask_BT = rows.loss_mask_NT
-    kept_BT = masked(policy_BT, mask_BT=mask_BT).double()
-    old_BT = kept_BT - masked(proximal_BT, mask_BT=mask_BT)
+def _record_ratios(recorder: Recorder, seen: TokensSeen) -> None:
+    rows, mask_BT = seen.rows, seen.rows.loss_mask_NT
+    kept_BT = masked(seen.policy_BT, mask_BT=mask_BT).double()
+    old_BT = kept_BT - masked(seen.proximal_BT, mask_BT=mask_BT)
     recorder.record("ratio", old_BT.exp(), mask_BT)
     recorder.record("surrogate", -unclipped_surrogate(old_BT, advantages_BT=rows.advantages_NT), mask_BT)
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
@@ -85,6 +118,7 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
 
 
 def of_the_batch(prepared: Prepared) -> Statistics:
+    """Statistics of the step's batch, which no update changes."""
     batch, mask_NT, recorder = prepared.batch, prepared.loss_mask_NT, Recorder(prepared.loss_mask_NT.device)
     recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, batch.loss_mask_NT)
     recorder.record("advantage", prepared.advantages_NT, mask_NT)

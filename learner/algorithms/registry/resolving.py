@@ -11,15 +11,16 @@ FILLED_IN = {"max_length": "sampling.max_tokens"}
 """Parameters that a run file need not set, and the setting that they come from."""
 
 
-def resolved(raw: Mapping[str, Any], *, max_tokens: int, max_turns: int | None = None) -> dict[str, Any]:
-    """`max_tokens` is `sampling.max_tokens`, the longest completion. `max_turns` is `episodes.max_turns`, or None if all episodes have one
-    turn. With more turns only sampled tokens are bounded, which aggregations count: no other variant's `max_length` is filled in.
+def resolved(raw: Mapping[str, Any], *, max_tokens: int | None, max_turns: int | None = None) -> dict[str, Any]:
+    """`max_tokens` is `sampling.max_tokens`, the longest completion; None fills nothing in. `max_turns` is `episodes.max_turns`, or None if
+    all episodes have one turn. With more turns only sampled tokens are bounded, which aggregations count: `max_length` of no other variant
+    is filled in.
 
     Raises ConfigError as `expand` does.
     """
     section = expand(raw)
     bounded = HOMES if max_turns is None else ("aggregation", "value.aggregation")
-    known = {"max_length": max_tokens * (max_turns or 1)}
+    known = {} if max_tokens is None else {"max_length": max_tokens * (max_turns or 1)}
 
     def filled(field: str, value: Any) -> Any:
         if field not in bounded:

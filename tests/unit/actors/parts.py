@@ -90,6 +90,8 @@ def of_a_group(completions: list[str], columns: dict[str, Any]) -> Any:
             return 1.0
         case "nan":
             return [1.0, float("nan")]
+        case "set":
+            return {1.0, 0.0}
         case "short":
             return [1.0]
         case "one none":

@@ -207,7 +207,7 @@ class Learner:
             raise LostError("a node took groups with it")
         self.learned += [index for index, _ in groups]
         self.version += 1
-        return StepStats(policy_version=self.version, metrics={}, num_trajectories=1, num_trained_tokens=1, seconds=1.0)
+        return StepStats(policy_version=self.version, metrics={}, num_trained_tokens=1, seconds=1.0)
 
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
         return self._lost

@@ -106,9 +106,7 @@ class Scene:
         self.learned.append([index for index, _ in groups])
         self.version += 1
         metrics = {"mismatch/mean_abs_nats": self._mismatch}
-        return StepStats(
-            policy_version=self.version, metrics=metrics, num_trajectories=4, num_trained_tokens=8, seconds=1.0
-        )
+        return StepStats(policy_version=self.version, metrics=metrics, num_trained_tokens=8, seconds=1.0)
 
     async def lost(self, groups: Any) -> set[int]:
         return {index for index, _ in groups} & self._lost

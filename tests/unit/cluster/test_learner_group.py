@@ -117,9 +117,7 @@ class ScriptedRank(RemoteActor):
                 self._version += 1
                 (step,) = args if isinstance(args[0], tuple) else (args,)  # as it was recorded, or as it was read
                 self._scene.learned.append(step)
-                self._last_step = StepStats(
-                    policy_version=self._version, metrics={}, num_trajectories=1, num_trained_tokens=1, seconds=1.0
-                )
+                self._last_step = StepStats(policy_version=self._version, metrics={}, num_trained_tokens=1, seconds=1.0)
                 return self._last_step
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:

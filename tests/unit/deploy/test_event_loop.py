@@ -124,9 +124,7 @@ class ScriptedActor(RemoteActor):
         match method:
             case "update":
                 self._version += 1
-                return StepStats(
-                    policy_version=self._version, metrics={}, num_trajectories=2, num_trained_tokens=1, seconds=1.0
-                )
+                return StepStats(policy_version=self._version, metrics={}, num_trained_tokens=1, seconds=1.0)
             case "load":
                 self._version = args[0]._value["policy_version"]
                 return attestation(self.name, self._version, digest="d")

@@ -56,3 +56,15 @@ def test_a_run_whose_passport_does_not_name_the_rows_resumes(tmp_path, passport)
     (tmp_path / PASSPORT).write_text(json.dumps(passport))
     refuse_other_rows(RunDirectory(str(tmp_path)), opened(tmp_path, only=["2"]))
     refuse_other_rows(RunDirectory(str(tmp_path)), opened(tmp_path, maths=["2"], words=["two"]))
+
+
+def test_a_source_of_another_kind_keeps_its_number_of_prompts(tmp_path):
+    """Seen in review: with 57 instead of 100 prompts, a resumed run repeated some of an epoch."""
+    gym = {"name": "reasoning_gym", "task": "chain_sum"}
+    before, now = (
+        open_prompts(PromptsConfig.model_validate({**gym, "size": size}), field="prompts") for size in (100, 57)
+    )
+    run_dir = begun(tmp_path, before)
+    refuse_other_rows(run_dir, before)
+    with pytest.raises(ConfigError, match="prompts: another number of prompts than when this run began: 100 then, 57"):
+        refuse_other_rows(run_dir, now)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 import threading
 from datetime import date
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_what_no_run_file_could_say_is_refused_by_its_name(given, why):
     [
         (print, "callbacks=<built-in function print> is no list; give one of functions"),
         ([print, 5], r"callbacks\[1\]=5 is no function; it is called as callback\(step, metrics\)"),
+        ([asyncio.sleep], r"callbacks\[0\]=<function sleep at .*> is asynchronous; .* write it with def"),
     ],
 )
 def test_callbacks_that_cannot_be_called_are_refused_before_anything_starts(callbacks, why):
@@ -170,6 +172,31 @@ def test_a_callback_that_raises_stops_the_run_and_its_error_is_kept():
     sink = _CallbackSink(lambda step, metrics: metrics["missing"], stop)
     sink.step(1, {})
     assert stop.is_asked and isinstance(sink.error, KeyError)
+
+
+def test_a_callback_whose_answer_is_no_answer_is_an_error_and_no_silent_stop():
+    """Seen in review: `lambda step, metrics: log.write(...)` ended a run after its first step without a word."""
+    stop = Stop()
+    sink = _CallbackSink(lambda step, metrics: 37, stop)
+    sink.step(1, {})
+    assert isinstance(sink.error, ConfigError) and "returned 37; return True to stop" in str(sink.error)
+    assert stop.is_asked
+
+
+def test_numpys_truth_values_are_answers():
+    stop = Stop()
+    sink = _CallbackSink(lambda step, metrics: np.float32(step) > 1, stop)
+    sink.step(1, {})
+    assert not stop.is_asked
+    sink.step(2, {})
+    assert stop.is_asked and sink.error is None
+
+
+def test_a_callback_that_exits_stops_the_run_as_an_error_does():
+    stop = Stop()
+    sink = _CallbackSink(lambda step, metrics: sys.exit("enough"), stop)
+    sink.step(1, {})
+    assert stop.is_asked and isinstance(sink.error, SystemExit)
 
 
 async def test_beside_a_running_loop_work_has_a_thread_of_its_own():

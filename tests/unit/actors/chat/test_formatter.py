@@ -3,6 +3,7 @@ import copy
 import pytest
 
 from actors.chat.formatter import ChatFormatter
+from actors.reasoning import after_reasoning
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -130,10 +131,39 @@ def test_decoded_text_leaves_special_tokens_out():
     assert formatter().decode([*tokenizer("a b").input_ids, EOS]) == "a b"
 
 
+def with_special_tags(name: str) -> ChatFormatter:
+    """As users make them before a cold start."""
+    tokenizer = copy.deepcopy(tokenizer_of(name))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    return ChatFormatter(tokenizer, max_context=64)
+
+
+@pytest.mark.parametrize("name", ["chatml", "gemma", "qwen25"])
+def test_the_tags_of_reasoning_stay_in_decoded_text_where_they_are_special(name: str):
+    """Judges took thoughts for answers, and `format` never paid."""
+    chat, said = with_special_tags(name), "<think>\n5?\n</think>\n\nIt is 4"
+    token_ids = chat.encode_completion(Prompt(prompt_id="p", text="2+2="), said)
+    assert "".join(chat.shown(token_ids)).startswith("<think>\n5?") and token_ids[-1] in chat.stop_token_ids
+    assert chat.decode(token_ids) == said
+    assert after_reasoning(chat.decode(token_ids)) == "\n\nIt is 4"
+    # vLLM finds no stop text in special tokens.
+    assert chat.searched(token_ids) == "\n5?\n\n\nIt is 4"
+
+
 def of_family(name: str) -> ChatFormatter:
     tokenizer = tokenizer_of(name)
     stops = [tokenizer.get_vocab()[stop] for stop in FAMILIES[name].stops]
     return ChatFormatter(tokenizer, max_context=128, stop_token_ids=stops)
+
+
+def test_the_answer_of_a_model_with_channels_is_its_final_one():
+    """Judges got 'analysis2 and 2.assistantfinal4'."""
+    said = "<|channel|>analysis<|message|>2 and 2.<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
+    text = of_family("harmony").decode(tokenizer_of("harmony")(said, add_special_tokens=False).input_ids)
+    assert text == "<think>2 and 2.</think>4"
+    # Other tokenizers' `<|end|>` ends a turn, and the marks are text.
+    phi = of_family("phi3")
+    assert phi.decode(tokenizer_of("phi3")("4<|channel|><|end|>", add_special_tokens=False).input_ids) == "4<|channel|>"
 
 
 @pytest.mark.parametrize(

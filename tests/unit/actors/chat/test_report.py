@@ -23,7 +23,7 @@ EXPECTED = {
     "glm4": ("<|user|>", "<|assistant|>", True, True, True, None),
     "glm45": ("<|user|>", "<|assistant|>", True, True, True, DROPPED),
     "granite": ("<|end_of_text|>", "<|start_of_role|>assistant<|end_of_role|>", True, True, True, None),
-    "harmony": (None, "<|start|>assistant", True, True, True, None),
+    "harmony": (None, "<|start|>assistant", True, True, True, DROPPED),
     "hermes": ("<|im_end|>", "<|im_start|>assistant\n", True, True, True, None),
     "llama2": ("</s>", "", True, False, False, None),
     "llama3": ("<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n", True, False, False, None),

@@ -133,6 +133,7 @@ async def test_each_part_has_its_own_deadline():
         ("raise", "ValueError: no opinion"),
         ("exit", "exit code 3"),
         ("text", "returned a str for a group; it must be a list of 2 rewards"),
+        ("set", "returned a set for a group"),
         ("number", "returned a float for a group"),
         ("short", "returned 1 rewards for a group of 2"),
         ("all none", "no part of the recipe has a verdict"),

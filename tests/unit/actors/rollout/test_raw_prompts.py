@@ -1,5 +1,7 @@
 """Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
 
+import copy
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn
+from actors.reasoning import after_reasoning
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
@@ -39,6 +42,12 @@ def speech_of(name: str, *, parser: NamedParser | None = None) -> Speech:
     tokenizer = tokenizer_of(name)
     stops = tokenizer.convert_tokens_to_ids([*FAMILIES[name].stops])
     return Speech(ChatFormatter(tokenizer, max_context=512, stop_token_ids=stops), parser=parser)
+
+
+def speech_with(template: str) -> Speech:
+    tokenizer = copy.copy(tokenizer_of("chatml"))
+    tokenizer.chat_template = template
+    return Speech(ChatFormatter(tokenizer, max_context=512))
 
 
 def say(*, text: str, tools: Any) -> tuple[str, list[Any]]:
@@ -83,6 +92,66 @@ def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template
     assert (reply.reasoning, reply.text) == (reasoning, text)
 
 
+def test_reasoning_in_special_tags_is_none_of_the_words():
+    """All was reasoning: the tag that ends it was dropped."""
+    tokenizer = copy.deepcopy(tokenizer_of("deepseek_r1"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    speech = Speech(ChatFormatter(tokenizer, max_context=512))
+    said = f"Hm.\n</think>\n\nIt is 42.{tokenizer.eos_token}"
+    written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<think>\n", said))
+    reply = speech.hear(sampled, written_ids=written)
+    assert (reply.reasoning, reply.text) == ("Hm.", "It is 42.")
+
+
+def call_of_harmony(*, text: str, tools: Any) -> tuple[str, list[Any]]:
+    head, _, arguments = text.partition("<|message|>")
+    name = head.partition("to=functions.")[2].partition("<|")[0]
+    return ("", [{"name": name, "arguments": json.loads(arguments)}]) if name else (arguments, [])
+
+
+@pytest.mark.parametrize("parser", [None, NamedParser(Plugin(name=f"{__name__}:call_of_harmony"))])
+@pytest.mark.parametrize(("history", "num_segments"), [("append", 1), ("template", 2)])
+def test_the_channels_of_a_reply_are_reasoning_and_words(parser, history, num_segments):
+    """Environments got 'analysisHm.assistantfinalIt is 42.'"""
+    telling = Telling(speech=speech_of("harmony", parser=parser), history=history)
+    sampled = telling.ids(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 42."
+    )
+    for messages in ((), (PLAY,)):
+        said = telling.say(Asked(messages=messages), [*sampled, telling.end])
+        assert (said.reasoning, said.text) == ("Hm.", "It is 42.")
+    assert len(telling.segments) == num_segments
+    begun = telling.segments[-1].prompt_text
+    assert ("<|channel|>final<|message|>It is 42.<|end|>" in begun, "Hm." in begun) == (num_segments == 2, False)
+
+
+def test_a_parser_of_anothers_gets_the_channels_without_the_reasoning():
+    speech = speech_of("harmony", parser=NamedParser(Plugin(name=f"{__name__}:call_of_harmony")))
+    call = '<|start|>assistant to=functions.t<|channel|>commentary json<|message|>{"n": 3}<|call|>'
+    sampled = speech.turns.encoder.encode_on(f"<|channel|>analysis<|message|>Hm.<|end|>{call}")
+    reply = speech.hear(sampled, written_ids=[], tools=[TOOL])
+    assert (reply.reasoning, reply.text) == ("Hm.", "")
+    assert reply.calls == (ToolCall(name="t", arguments={"n": 3}, id="call00000"),)
+
+
+CUTTING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1].strip() }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("history", "shown"), [("append", "<think>Hm.</think>4"), ("template", "4")])
+def test_a_template_that_only_cuts_reasoning_out_knows_it(history, shown):
+    """As that of the first distilled R1 models: environments got the thoughts as words."""
+    telling = Telling(speech=speech_with(CUTTING), history=history)
+    for messages in ((), (PLAY,)):
+        said = telling.say(Asked(messages=messages), [*telling.ids("<think>Hm.</think>4"), telling.end])
+        assert (said.reasoning, said.text) == ("Hm.", "4")
+    context = telling.encoder.decode(telling.segments[-1].context_ids)
+    turns = [f"{BEGINNING}{shown}<|im_end|>\n", f"{BEGINNING}<think>Hm.</think>4<|im_end|>"]
+    assert context == "".join(turns)
+
+
 def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
     return text, [{"name": "find", "arguments": {}}, {"name": "read", "arguments": {}}]
 
@@ -114,6 +183,17 @@ def test_reasoning_that_ends_with_the_turn_has_no_stop_token(name):
     said = telling.say(Asked(), [*telling.ids("<think>\nI do not know"), telling.end])
     assert (said.reasoning or "").removeprefix("<think>").strip() == "I do not know"
     assert said.text == ""
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "nemotron", "qwen35"])
+def test_reasoning_that_is_closed_at_once_is_apart_from_the_answer_of_an_episode_at_a_limit(name):
+    """Where a parser reads the replies, judges took the answer for thoughts: its message had no reasoning."""
+    telling = Telling(name)
+    said = telling.say(Asked(), [*telling.ids("</think>\n\n4"), telling.end])
+    (segment,) = telling.segments
+    assert segment.prompt_text.endswith("<think>\n") and (said.reasoning, said.text) == ("", "4")
+    given = {"prompt": segment.prompt_text, "finish_reason": "length", "messages": segment.messages}
+    assert after_reasoning(said.text, **given) == "4"
 
 
 class Telling:

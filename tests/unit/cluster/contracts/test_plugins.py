@@ -208,11 +208,11 @@ def of_texts() -> list[str]:
     ("source", "message"),
     [
         ("Unreachable", "cannot be opened: OSError: no such table"),
-        ("of_texts", "gives a str; it must give a cluster.contracts.types.Prompt"),
+        ("of_texts", "prompt 0 is of type str; it must be a cluster.contracts.types.Prompt"),
     ],
 )
 def test_a_source_of_a_users_that_gives_no_prompts_is_one_clear_error(source, message):
-    with pytest.raises(ConfigError, match=rf"my\.field='{__name__}:{source}' {message}"):
+    with pytest.raises(ConfigError, match=rf"my\.field='{__name__}:{source}':? {message}"):
         prompt_source(Plugin(name=f"{__name__}:{source}"), field="my.field")
 
 

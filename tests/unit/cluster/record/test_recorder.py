@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 
 from cluster.contracts.errors import DataError, LedgerError, StorageError
+from cluster.contracts.learned import written_learned
 from cluster.contracts.schema import SCHEMA, columns_of, to_batch, with_columns
-from cluster.record.learned_files import learned_of
-from cluster.record.recorder import Recorder, digest_of, name_of, num_pruned_steps
+from cluster.record.recorder import Recorder, digest_of, learned_name, learned_of, name_of, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
+from cluster.record.storage import Storage
 from tests.unit.cluster.contracts.rows import before, row
 
 
@@ -153,3 +154,16 @@ def test_a_removed_step_is_not_a_lost_one(directory):
     directory.remove(name_of(2))
     with pytest.raises(StorageError, match=r"step-000002\.arrow: .* bring it back from a copy"):
         recorder.read(*kept)
+
+
+def test_a_record_of_learning_has_the_name_of_its_trajectories_in_a_folder_of_its_own():
+    assert learned_name("trajectories/step-000012.arrow") == "learned/step-000012.arrow"
+    assert learned_name("trajectories/step-000012-0123456789ab.arrow") == "learned/step-000012-0123456789ab.arrow"
+
+
+def test_a_step_without_a_record_of_learning_has_none(tmp_path):
+    files = Storage(str(tmp_path))
+    assert learned_of(files, "trajectories/step-000001.arrow") is None
+    files.write_file("learned/step-000001.arrow", written_learned([], policy_version=0))
+    learned = learned_of(files, "trajectories/step-000001.arrow")
+    assert learned is not None and learned.policy_version == 0

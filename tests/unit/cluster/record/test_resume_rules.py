@@ -7,7 +7,7 @@ import pytest
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.hiding import HIDDEN
-from cluster.record.resume_rules import check_same_run, differing, rows_named, when_it_may_change
+from cluster.record.resume_rules import check_same_run, differing, rows_named, when_it_may_change, with_new_settings
 
 
 def resolved(**settings: Any) -> dict[str, Any]:
@@ -47,6 +47,20 @@ RESOURCES = {
 
 def test_resources_may_change_among_them_what_the_out_of_memory_message_advises():
     assert differing(resolved(), resolved(**RESOURCES)) == {}
+
+
+def test_settings_that_came_later_have_their_defaults_in_an_earlier_run():
+    """Seen in review: no run of 0.2.0 could be resumed, for a setting that it could not have."""
+    theirs = resolved()
+    del theirs["rollout"]["routing_replay"], theirs["algorithm"]["entropy_coefficient"]
+    assert differing(with_new_settings(theirs), resolved()) == {}
+    changed = differing(with_new_settings(theirs), resolved(algorithm={"entropy_coefficient": 0.1}))
+    assert changed == {"algorithm.entropy_coefficient": (0.0, 0.1)}
+
+
+def test_settings_that_this_version_refuses_are_compared_as_they_are():
+    theirs = {**resolved(), "gone_since": 1}
+    assert differing(with_new_settings(theirs), resolved()) == {"gone_since": (1, None)}
 
 
 def test_a_resumed_run_may_compile_its_layers():

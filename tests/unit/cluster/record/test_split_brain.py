@@ -8,9 +8,8 @@ import yaml
 from cluster.contracts.errors import ClaimLostError, ConfigError, InUseError, LedgerError, StorageError
 from cluster.contracts.schema import to_batch
 from cluster.record import store_claim
-from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
-from cluster.record.recorder import Recorder
+from cluster.record.recorder import Recorder, learned_of
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 from tests.object_store import quick_requests, s3
 from tests.store_proxy import KINDS

@@ -316,7 +316,7 @@ async def test_a_process_is_killed_on_its_node_though_ray_does_not_end_it_and_it
     began = actor.last_seen
     monkeypatch.setattr(time, "monotonic", lambda: began + 30.0)
     await actor.kill()
-    assert told == ["handle"] and killed == [(7, "node-1", 30.0)]
+    assert told == ["handle"] and killed == [(7, "node-1", pytest.approx(30.0))]
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -88,7 +88,7 @@ async def test_a_step_that_was_learned_again_is_logged_before_its_checkpoint(tmp
 
     class Learner:
         async def restore(self, tell):
-            stats = StepStats(policy_version=4, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
+            stats = StepStats(policy_version=4, metrics={}, num_trained_tokens=8, seconds=1.0)
             tell(stats, [group_summary(0, rewards=(1.0, 0.0))])
 
         def owes_a_save(self):

@@ -58,7 +58,7 @@ class ScriptedLearner:
             await asyncio.Event().wait()
         if self._error is not None:
             raise self._error
-        stats = StepStats(policy_version=3, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
+        stats = StepStats(policy_version=3, metrics={}, num_trained_tokens=8, seconds=1.0)
         tell(stats, [group_summary(0, version=2, rewards=(1.0, 0.0))])
         self.is_saved = True
 

@@ -14,7 +14,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt
-from cluster.record.run_directory import RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
@@ -23,7 +23,7 @@ from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths
-from deploy.preflight.settings import check_effects, check_ranks_apart
+from deploy.preflight.settings import check_effects, check_mathematics, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
 from learner.optimizer import learning_rate_at
@@ -972,3 +972,15 @@ def test_a_reward_model_that_cannot_judge_is_refused(tmp_path, model, changed, o
     changed = (each.format(policy=model) for each in changed)
     with pytest.raises(ConfigError, match=message):
         check(run(tmp_path, model, *judged_by(own, *changed)))
+
+
+def test_a_run_that_has_begun_keeps_an_option_that_is_refused_now(tmp_path, model):
+    """Seen in review: set back, it was refused; left out, it was another run."""
+    config = run(tmp_path, model, "algorithm.proximal=approximate", "buffer.max_off_policy_steps=1")
+    with pytest.raises(ConfigError, match="approximate"):
+        check_mathematics(config)
+    directory = RunDirectory(config.run_dir)
+    directory.claim(resolved_yaml(config))
+    directory.append_json(EVENTS, {"kind": "broadcast", "time": 1.0, "policy_version": 1, "digest": "d"})
+    directory.release()
+    assert check_mathematics(config).config.proximal == "approximate"

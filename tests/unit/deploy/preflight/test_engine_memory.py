@@ -6,6 +6,7 @@ import pytest
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.rollout_config import RolloutConfig
 from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
 from tests.model_shapes import SHAPES
 
@@ -21,17 +22,15 @@ def _engine(
     is_quantized: bool = False,
     max_context: int = CONTEXT,
 ) -> EngineMemory:
-    return of_engine(
-        SHAPES[shape] if isinstance(shape, str) else shape,
-        num_parameters=8 * 10**9,
-        item=2,
-        is_quantized=is_quantized,
-        gpu_bytes=100 * 10**9,
-        utilization=0.9,
-        tensor_parallel=tensor_parallel,
-        num_sequences=num_sequences,
-        max_context=max_context,
+    rollout = RolloutConfig.model_construct(
+        quantization="int8_per_channel" if is_quantized else None,
+        gpu_memory_utilization=0.9,
+        tensor_parallel_size=tensor_parallel,
+        max_concurrent_sequences=num_sequences,
     )
+    text = SHAPES[shape] if isinstance(shape, str) else shape
+    numbers = {"num_parameters": 8 * 10**9, "item": 2, "gpu_bytes": 100 * 10**9}
+    return of_engine(text, rollout, **numbers, max_context=max_context)
 
 
 def test_a_token_has_a_key_and_a_value_in_each_layer_and_head():

@@ -121,10 +121,10 @@ def test_embeddings_and_head_keep_their_two_bytes():
     # 151,936 tokens of 4,096 numbers, twice; the rest of 8 billion has one byte.
     kept = 2 * 151_936 * 4096
     of = {"num_parameters": 8 * 10**9, "item": 2}
-    assert weights_bytes(DENSE, **of, is_quantized=True) == 8 * 10**9 + kept
-    assert weights_bytes(DENSE, **of, is_quantized=False) == 16 * 10**9
+    assert weights_bytes(DENSE, quantized().rollout, **of) == 8 * 10**9 + kept
+    assert weights_bytes(DENSE, run_config().rollout, **of) == 16 * 10**9
     tied = SHAPES["Qwen/Qwen2.5-0.5B-Instruct"]
-    assert weights_bytes(tied, num_parameters=10**9, item=2, is_quantized=True) == 10**9 + 151_936 * 896
+    assert weights_bytes(tied, quantized().rollout, num_parameters=10**9, item=2) == 10**9 + 151_936 * 896
 
 
 def test_an_engine_takes_less_memory_and_the_learner_as_much_as_before(tmp_path):

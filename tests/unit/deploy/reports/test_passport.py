@@ -1,5 +1,6 @@
 """The marks of the configuration decide what the passport calls mathematics."""
 
+import hashlib
 import json
 import math
 
@@ -131,3 +132,24 @@ def test_a_judge_of_another_content_under_the_same_paths_is_other_mathematics(tm
         "mathematics.reward.rubric_digests.judge",
         "mathematics.reward.servers.grader.fingerprint",
     ]
+
+
+def test_the_code_of_a_users_own_function_counts(tmp_path, monkeypatch):
+    """Seen in review: two runs with different judges of one name had equal passports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for run, body in (("a", "1.0"), ("b", "2.0")):
+        (tmp_path / f"judge_of_{run}.py").write_text(f"def judge(*, completion: str) -> float:\n    return {body}\n")
+        written(tmp_path / run, f"reward.judge=judge_of_{run}:judge")
+        (code,) = json.loads((tmp_path / run / PASSPORT).read_text())["files"]["code"].values()
+        digests.append(code)
+    assert digests == [hashlib.sha256((tmp_path / f"judge_of_{run}.py").read_bytes()).hexdigest() for run in "ab"]
+
+
+def test_each_of_several_sources_may_be_a_users_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_prompts.py").write_text("def of_sums(): ...\n")
+    sources = {"maths": "my_prompts:of_sums", "words": {"name": "file", "path": "b.jsonl"}}
+    config = validated({"model": {"path": "m"}, "prompts": {"sources": sources}})
+    write_passport(RunDirectory(str(tmp_path)), config, formula={}, learner={}, weights_digest="d")
+    assert json.loads((tmp_path / PASSPORT).read_text())["files"]["code"].keys() == {"my_prompts:of_sums"}

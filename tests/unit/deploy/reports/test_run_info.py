@@ -187,6 +187,15 @@ def test_a_moved_run_finds_the_rows_that_a_script_gave_in_its_own_directory(tmp_
     assert config_of(directory, ["prompts.path=own.jsonl"]).prompts.params["path"] == "own.jsonl"
 
 
+def test_a_parameter_that_an_earlier_version_left_to_its_variant_is_not_filled_in(tmp_path):
+    """Seen in review: a replay of such a run divided by another length than the run did, and told only that the weights differ."""
+    settings = "model: {path: m}\nprompts: file\nalgorithm: {aggregation: sequence_sum_over_length}\n"
+    (tmp_path / "run.yaml").write_text(settings)
+    directory = RunDirectory(str(tmp_path))
+    assert config_of(directory).algorithm.aggregation.params == {}
+    assert config_of(directory, ["algorithm.aggregation=sequence_sum_over_length"]).algorithm.aggregation.params != {}
+
+
 @pytest.mark.parametrize(("reward", "lines"), [(0.9, 2), (0.0, 1)])
 def test_the_last_lines_have_the_held_out_reward_where_it_is_not_the_accuracy(directory, capsys, reward, lines):
     """Seen before: a judge whose best reward is 0.9 ended with `held-out accuracy: 0.000 -> 0.000` alone."""

@@ -75,3 +75,16 @@ def test_rounding_of_a_partition_makes_no_kl_negative():
     policy, other = tensor([[[0.5, 0.25]]]).log(), tensor([[[0.25, 0.25]]]).log()
     got = kl.partition_kl(policy, other_partition_BTP=other, loss_mask_BT=tensor([[True]]))
     assert_close(got, row(0.5 * math.log(2) - 0.75 + 0.5))
+
+
+def test_the_adaptive_coefficient_follows_the_measured_kl():
+    given = {"num_trajectories": 10, "target": 6.0, "horizon": 100}
+    assert kl.adapted_coefficient(0.1, kl_per_trajectory=12.0, **given) == pytest.approx(0.1 * 1.02)
+    assert kl.adapted_coefficient(0.1, kl_per_trajectory=0.0, **given) == pytest.approx(0.1 * 0.98)
+
+
+def test_a_step_of_more_trajectories_than_the_horizon_corrects_fully_and_no_further():
+    """Without a bound, 1,024 trajectories on a horizon of 200 would make β negative: 0.1 · (1 − 0.2 · 5.12)."""
+    given = {"kl_per_trajectory": 0.0, "target": 6.0, "horizon": 200}
+    for num_trajectories in (200, 1024):
+        assert kl.adapted_coefficient(0.1, num_trajectories=num_trajectories, **given) == pytest.approx(0.08)

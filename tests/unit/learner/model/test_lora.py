@@ -80,7 +80,12 @@ def test_peft_reads_the_saved_adapter_of_a_mixture(tmp_path: Path, name: str):
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
     adapter = adapter_of(causal_lm, lora=LoraConfig(rank=2))
-    write_adapter(tmp_path / "adapter", adapters(causal_lm), adapter=adapter, base_model=str(tmp_path / "base"))
+    write_adapter(
+        tmp_path / "adapter",
+        adapters(causal_lm, dtype=torch.float32),
+        adapter=adapter,
+        base_model=str(tmp_path / "base"),
+    )
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     ids = torch.arange(5, 25)[None]
     assert not torch.allclose(base(ids).logits, causal_lm(ids).logits, atol=0.1)
