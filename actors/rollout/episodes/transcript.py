@@ -183,7 +183,7 @@ class Transcript:
             self.num_uncanonical = None
         if self.num_uncanonical is not None:
             conversation = [*segment.messages, *asked.messages]
-            self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=asked.tools)
+            self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=segment.tools)
         if raw_text is None:
             reply = self._speech.hear(
                 sampled_ids,
