@@ -346,10 +346,11 @@ def _now() -> float:
 
 
 def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
-    """Metrics over all candidates: no chosen trajectory has a failed reward."""
+    """Metrics over all candidates, those of dropped groups included: no chosen trajectory has a failed reward."""
     if not candidates:
         return {}
+    rewards = [reward for each in candidates for reward in each.known_rewards]
     return {
-        "buffer/candidate_reward": mean_of([reward for each in candidates for reward in each.known_rewards]),
+        **({"buffer/candidate_reward": mean_of(rewards)} if rewards else {}),
         **failed_rewards(candidates),
     }

@@ -570,3 +570,10 @@ async def test_candidates_with_the_largest_rewards_have_a_mean():
     buffer = Buffer(groups_per_step=1)
     buffer.note_candidates(group_summary(0, rewards=(sys.float_info.max, None, sys.float_info.max)))
     assert buffer.drain_stats()["buffer/candidate_reward"] == sys.float_info.max
+
+
+async def test_candidates_of_which_every_reward_failed_have_no_mean():
+    buffer = Buffer(groups_per_step=1)
+    buffer.note_candidates(group_summary(0, rewards=(None, None), num_reward_errors=2))
+    stats = buffer.drain_stats()
+    assert "buffer/candidate_reward" not in stats and stats["reward/num_errors"] == 2.0
