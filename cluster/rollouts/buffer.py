@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group, GroupSummary, mean_of
-from cluster.metrics import failed_rewards
+from cluster.metrics import failures
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
@@ -352,5 +352,5 @@ def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
     rewards = [reward for each in candidates for reward in each.known_rewards]
     return {
         **({"buffer/candidate_reward": mean_of(rewards)} if rewards else {}),
-        **failed_rewards(candidates),
+        **failures(candidates),
     }
