@@ -122,8 +122,12 @@ def _of_own_code(config: RunConfig) -> Iterator[NamedFiles]:
             continue
         named = reduce(lambda section, key: (section or {}).get(key), setting.split("."), run)
         for each in named if isinstance(named, list) else [named]:
-            plugin = Plugin.model_validate(each) if each else None
-            if plugin is not None and ":" in plugin.name:
+            if not each or (
+                isinstance(each, dict) and "name" not in each
+            ):  # prompts of several sources, which have settings of their own
+                continue
+            plugin = Plugin.model_validate(each)
+            if ":" in plugin.name:
                 yield NamedFiles(
                     field=setting,
                     path=plugin.name,

@@ -264,7 +264,7 @@ def check_mathematics(config: RunConfig, *, keeps_inert: bool = False) -> "Objec
     try:
         run_dir = RunDirectory(config.run_dir)
         objective = Objective.of_run(config, keeps_inert=keeps_inert or run_dir.has_finished_a_step())
-        objective.check_losses()
+        objective.check_parts(config.buffer.trajectories_per_group)
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
         if not run_dir.exists(RUN_YAML):
             objective.check_rewards()

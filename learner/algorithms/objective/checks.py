@@ -1,6 +1,7 @@
 """Refuses contradictions between parts of a configuration, before anything starts."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.hiding import shown
 from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.inert import has_no_policy_loss
-from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss
+from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_parts, try_selection
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
 
@@ -20,6 +22,7 @@ def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
     for check in (
         _refuse_unsupplied_tensors,
+        _require_a_passport,
         _require_a_critic,
         _refuse_empty_ranges,
         _refuse_parameters_above_their_limit,
@@ -45,6 +48,24 @@ def _refuse_unsupplied_tensors(parts: Parts) -> None:
                 f"{variant.field}={variant.plugin.name!r} asks for columns, and has no parameter 'column' that names the one it reads; "
                 "give it one"
             )
+
+
+def _require_a_passport(parts: Parts) -> None:
+    """`passport.json` names every function and holds all parameters, defaults included."""
+    for variant in parts.all():
+        if not hasattr(variant.function, "__qualname__"):
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} is an object of class {type(variant.function).__name__}, whose state "
+                "passport.json cannot hold; name a function, with the state as its parameters"
+            )
+        for name, value in variant.parameters.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{variant.field}.{name}={shown(value, name)} is of type {type(value).__name__}, which passport.json cannot hold; use "
+                    "numbers, texts, lists and mappings as parameters and their defaults, and make all else inside the function"
+                ) from error
 
 
 def _require_a_critic(parts: Parts) -> None:
@@ -262,33 +283,32 @@ def _listed(numbers_G: Tensor) -> str:
     return "[" + ", ".join(f"{number:.3g}" for number in numbers_G.tolist()) + "]"
 
 
-def refuse_failing_losses(parts: Parts) -> None:
-    """Raises ConfigError for a user's loss that fails on invented tensors."""
-    for loss in (parts.policy_loss, parts.value_loss):
-        if loss is not None and loss.is_own:
-            try:
-                try_loss(loss)
-            except DataError as error:
-                raise ConfigError(str(error)) from error
+def refuse_failing_parts(parts: Parts, *, trajectories_per_group: int) -> None:
+    """Raises ConfigError for a user's function that fails on invented tensors. `refuse_group_size` tries advantages, `refuse_selection`
+    selections."""
+    try:
+        try_parts(parts, group_size=trajectories_per_group)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
-    """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented rewards, unless it needs
-    more than rewards."""
-    if parts.selection is None or parts.selection.requires != ("rewards_G",):
+    """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented tensors."""
+    if parts.selection is None:
         return
     try:
-        rewards_G = torch.linspace(0.0, 1.0, num_candidates)
-        parts.selection.with_given({"rewards_G": rewards_G}, group_size=trajectories_per_group)
-    except (ValueError, DataError) as error:
+        try_selection(parts.selection, group_size=trajectories_per_group, num_candidates=num_candidates)
+    except ValueError as error:
         raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _keeps_any(chosen: Variant, *, size: int) -> bool:
     """Whether a filter keeps any group of invented rewards."""
     groups = torch.combinations(torch.linspace(-1, 1, 21), size)
     try:
-        return any(chosen.with_given({"rewards_G": rewards_G}) for rewards_G in groups)
+        return any(chosen.verdict(chosen.with_given({"rewards_G": rewards_G})) for rewards_G in groups)
     except DataError as error:
         raise ConfigError(str(error)) from error
 

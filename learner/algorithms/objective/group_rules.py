@@ -1,7 +1,8 @@
 """Decisions about a single group: which of its candidates it keeps, and whether it trains.
 
 The cluster decides as soon as a group is judged, and samples another prompt for a dropped one; the learner decides again with the whole
-step. Both call these functions, on the CPU, with the group's rows in the same order: they never disagree.
+step. Both call these functions, on the CPU, with the group's rows in the same order: they never disagree, as long as a user's functions
+answer the same to the same tensors.
 Shapes: G trajectories of the group whose reward is known, K reward components.
 """
 
@@ -18,6 +19,7 @@ from learner.algorithms.groups import group_rows
 from learner.algorithms.masks import at_least_float32
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.parts import Parts
+from learner.algorithms.registry.variants import Variant
 
 Group = Mapping[str, Any]
 """Tensors by the names of `homes.OF_A_GROUP`, and the names of the components."""
@@ -58,14 +60,14 @@ def columns_of(batch: BatchTensors, *, rewards_N: Tensor) -> dict[str, Tensor]:
     }
 
 
-def dropped_by(group: Group, *, parts: Parts) -> str | None:
-    """Name of the first filter that drops the group; None: it trains, unless a filter of the whole batch drops it.
+def dropped_by(group: Group, *, parts: Parts) -> Variant | None:
+    """The first filter that drops the group; None: it trains, unless a filter of the whole batch drops it.
 
     Filters see the rewards that `shaped` returns.
     """
     filters = [each for each in parts.filters if each.is_of_a_group]
     group = shaped(group, parts=parts) if filters else group
-    return next((each.plugin.name for each in filters if not bool(each.with_given(group))), None)
+    return next((each for each in filters if not each.verdict(each.with_given(group))), None)
 
 
 def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]:
@@ -74,8 +76,9 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
     known = _known(summary)
     if len(known) <= group_size:
         return known
-    places_G = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
-    return sorted(known[place] for place in places_G)
+    result = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
+    places = parts.selection.places(result, num_candidates=len(known), group_size=group_size)
+    return sorted(known[place] for place in places)
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:

@@ -88,9 +88,9 @@ class Objective:
             self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates
         )
 
-    def check_losses(self) -> None:
-        """Raises ConfigError when a user's own loss raises an error, or returns a value of another shape."""
-        checks.refuse_failing_losses(self._parts)
+    def check_parts(self, trajectories_per_group: int) -> None:
+        """Raises ConfigError when a user's own part raises an error, or returns a value of another type or shape."""
+        checks.refuse_failing_parts(self._parts, trajectories_per_group=trajectories_per_group)
 
     def check_rewards(self) -> None:
         """Raises ConfigError when the advantage cannot use rewards of 0 as the other parts change them."""
@@ -163,11 +163,12 @@ class Objective:
     def dropped_by(self, summary: GroupSummary) -> str | None:
         """Name of the filter that drops a judged group; None: it trains, unless a filter of the whole batch drops it.
 
-        `prepare` drops the same groups.
+        `prepare` drops the same groups, and raises DataError for one that only now a user's filter drops.
         """
         if not any(each.is_of_a_group for each in self._parts.filters):
             return None  # spares the driver tensors that no filter reads
-        return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        dropped_by = group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
+        return dropped_by and dropped_by.plugin.name
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:

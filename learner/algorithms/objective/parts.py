@@ -7,6 +7,7 @@ from typing import Any
 from torch import Size, Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.batch_rules.filters import Selection
 from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.registry.variants import Variant
 
@@ -70,8 +71,17 @@ class Parts:
         """The weights times the corrections that run before micro-batching (`of_the_batch`), or times the others."""
         for correction in self.corrections:
             if correction.is_of_the_batch == of_the_batch:
-                weights = weights * correction.with_given(offered).detach().to(weights.dtype)
+                result = correction.tensor(correction.with_given(offered), weights.shape)
+                weights = weights * result.detach().to(weights.dtype)
         return weights
+
+
+def choice(chosen: Variant, result: object, *shapes: Size) -> Tensor | Selection:
+    """`result`, which a filter of the batch returned. Raises DataError unless it is a mask of one of `shapes`, or a `Selection` whose masks
+    have the last one."""
+    if isinstance(result, Selection):
+        return Selection(chosen.mask(result.gradient_NT, shapes[-1]), chosen.mask(result.denominator_NT, shapes[-1]))
+    return chosen.mask(result, *shapes)
 
 
 def token_losses(loss: Variant, offered: Mapping[str, Any], *, shape: Size) -> TokenLosses:

@@ -22,7 +22,7 @@ from learner.algorithms.objective import group_rules
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.checks import refuse_unknown_sampler
 from learner.algorithms.objective.crediting import acting_logprobs, credited, refuse_not_finite, shaped
-from learner.algorithms.objective.parts import Parts
+from learner.algorithms.objective.parts import Parts, choice
 from learner.algorithms.objective.streaming import EarlierReturns
 from learner.algorithms.registry.variants import Variant
 
@@ -150,13 +150,20 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
     """Masks of the tokens in the policy loss's denominator, of the tokens with policy gradient, and of the kept trajectories."""
     denominator_NT, gradient_NT = batch.loss_mask_NT, batch.loss_mask_NT
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
+    of_rows, of_all_tokens = is_kept_N.shape, gradient_NT.shape
     for rows, group in group_rules.of_batch(batch):
-        is_kept_N[rows] = group_rules.dropped_by(group, parts=parts) is None
+        dropped_by = group_rules.dropped_by(group, parts=parts)
+        if dropped_by is not None and dropped_by.is_own:
+            raise DataError(
+                f"group {batch.group_ids[int(rows[0])]}: algorithm.{dropped_by.field}={dropped_by.plugin.name!r} kept it in the cluster, "
+                "and drops it in the learner; it must answer the same to the same tensors, without random numbers or memory of other calls"
+            )
+        is_kept_N[rows] = dropped_by is None
     of_tokens: list[tuple[Variant, Tensor | Selection]] = []
     for chosen in parts.filters:
         if chosen.is_of_a_group:
             continue
-        result = chosen.with_given(offered)
+        result = choice(chosen, chosen.with_given(offered), of_rows, of_all_tokens)
         if isinstance(result, Selection) or result.dim() == 2:
             of_tokens.append((chosen, result))
         else:
@@ -165,7 +172,7 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
     remaining = offered | {"loss_mask_NT": batch.loss_mask_NT & is_kept_N[:, None]}
     all_stay = bool(is_kept_N.all())
     for chosen, of_all in of_tokens:
-        result = of_all if all_stay else chosen.with_given(remaining)
+        result = of_all if all_stay else choice(chosen, chosen.with_given(remaining), of_all_tokens)
         if isinstance(result, Selection):
             gradient_NT, denominator_NT = gradient_NT & result.gradient_NT, denominator_NT & result.denominator_NT
         else:

@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from cluster.contracts.errors import ConfigError, DataError, TreadwheelError
 from cluster.contracts.foreign import described, line_of
 from cluster.contracts.plugins import Plugin, resolve, type_hints
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, SUPPLIED, SUPPLIED_TO
+
+_MOST_SHOWN = 200
+"""Characters of a returned value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,13 @@ class Variant:
         return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any], **called_with: Any) -> Any:
-        """Calls it with the tensors that it asks for and with `called_with`. Raises ConfigError for a required tensor that is missing, and
-        DataError for an error of a user's function, which a restart would repeat."""
+        """Calls it with the tensors that it asks for and with `called_with`. A user's function gets copies, which it may change. Raises
+        ConfigError for a required tensor that is missing, and DataError for an error of a user's function, which a restart would repeat."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
         given = {name: supply[name] for name in self.asks if supply.get(name) is not None}
+        given = {name: _copied(value) for name, value in given.items()} if self.is_own else given
         try:
             return self.call(**given, **called_with)
         except (TreadwheelError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -56,12 +61,38 @@ class Variant:
         """`result`, which it returned. Raises DataError unless it is a tensor of one of `shapes`: another one might be broadcast."""
         if isinstance(result, Tensor) and result.shape in shapes:
             return result
-        is_tensor = isinstance(result, Tensor)
-        got = f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
-        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise DataError(
-            f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return a tensor of shape {wanted}"
-        )
+        raise self._refusal(_kind(result), wanted=f"a tensor of shape {_either(shapes)}")
+
+    def mask(self, result: object, *shapes: torch.Size) -> Tensor:
+        """`result`, which it returned. Raises DataError unless it is a tensor of bool and of one of `shapes`."""
+        if isinstance(result, Tensor) and result.shape in shapes and result.dtype == torch.bool:
+            return result
+        raise self._refusal(_kind_and_type(result), wanted=f"a tensor of shape {_either(shapes)} and type torch.bool")
+
+    def verdict(self, result: object) -> bool:
+        """`result`, which a filter of a group returned. Raises DataError unless it is true or false: None would drop every group."""
+        is_bool_tensor = isinstance(result, Tensor) and result.dtype == torch.bool and result.dim() == 0
+        if is_bool_tensor or isinstance(result, bool | np.bool_):
+            return bool(result)
+        raise self._refusal(_kind_and_type(result), wanted="true or false")
+
+    def places(self, result: Any, *, num_candidates: int, group_size: int) -> list[int]:
+        """`result`, which a selection returned. Raises DataError unless it is the places of `group_size` different candidates: a mask would
+        be read as the places 0 and 1."""
+        try:
+            places_G = result if isinstance(result, Tensor) else torch.as_tensor(list(result))
+        except (TypeError, ValueError, RuntimeError):  # no numbers
+            places_G = torch.empty(0)
+        places = places_G.tolist()
+        is_whole = places_G.dtype != torch.bool and not places_G.is_floating_point()
+        if places_G.shape == (group_size,) and is_whole and len({*places} & {*range(num_candidates)}) == group_size:
+            return places
+        got = " ".join(str(places if isinstance(result, Tensor) else result).split())
+        wanted = f"the places of {group_size} different candidates, whole numbers from 0 to {num_candidates - 1}"
+        raise self._refusal(got if len(got) <= _MOST_SHOWN else f"{got[:_MOST_SHOWN]}...", wanted=wanted)
+
+    def _refusal(self, got: str, *, wanted: str) -> DataError:
+        return DataError(f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return {wanted}")
 
     @property
     def is_own(self) -> bool:
@@ -115,6 +146,25 @@ class Variant:
             "source": sections.get("Source", ""),
             "parameters": self.parameters,
         }
+
+
+def _kind(result: object) -> str:
+    is_tensor = isinstance(result, Tensor)
+    return f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
+
+
+def _kind_and_type(result: object) -> str:
+    return _kind(result) + (f" and type {result.dtype}" if isinstance(result, Tensor) else "")
+
+
+def _either(shapes: Sequence[torch.Size]) -> str:
+    return " or ".join(str(tuple(shape)) for shape in shapes)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def docstring_sections(function: Callable[..., Any]) -> dict[str, str]:

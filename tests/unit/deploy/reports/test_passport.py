@@ -144,3 +144,12 @@ def test_the_code_of_a_users_own_function_counts(tmp_path, monkeypatch):
         (code,) = json.loads((tmp_path / run / PASSPORT).read_text())["files"]["code"].values()
         digests.append(code)
     assert digests == [hashlib.sha256((tmp_path / f"judge_of_{run}.py").read_bytes()).hexdigest() for run in "ab"]
+
+
+def test_each_of_several_sources_may_be_a_users_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_prompts.py").write_text("def of_sums(): ...\n")
+    sources = {"maths": "my_prompts:of_sums", "words": {"name": "file", "path": "b.jsonl"}}
+    config = validated({"model": {"path": "m"}, "prompts": {"sources": sources}})
+    write_passport(RunDirectory(str(tmp_path)), config, formula={}, learner={}, weights_digest="d")
+    assert json.loads((tmp_path / PASSPORT).read_text())["files"]["code"].keys() == {"my_prompts:of_sums"}

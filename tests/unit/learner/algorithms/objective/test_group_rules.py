@@ -1,10 +1,12 @@
 """Which groups train: the cluster, which has a group's summary, and the learner, which has the whole step, say the same."""
 
+import random
+
 import pytest
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.schema import summarize
 from learner.algorithms.objective import Objective
 from learner.assemble import assemble
@@ -57,7 +59,9 @@ def test_steps_that_need_the_whole_batch_and_those_behind_them_do_not_move_what_
 def test_without_a_filter_every_group_trains_and_a_function_of_the_users_may_be_one():
     groups = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(0.0, 1.0))
     assert verdicts(make(), *groups) == ([True, True], [True, True])
-    assert verdicts(make(filters=[f"{__name__}:better_than_half"]), *groups) == ([True, False], [True, False])
+    own = make(filters=[f"{__name__}:better_than_half"])
+    assert [own.dropped_by(summarize(each)) for each in groups] == [None, f"{__name__}:better_than_half"]
+    assert verdicts(own, groups[0]) == ([True], [True])
 
 
 def test_failed_rewards_are_not_part_of_the_group_that_is_asked_for():
@@ -81,9 +85,40 @@ def right_differs(reward_components_GK: Tensor, *, reward_component_names: tuple
 
 def test_a_group_filter_finds_a_component_by_its_name_whatever_others_the_groups_of_a_step_have():
     first = make_group(0, rewards=(1.0, 0.0), reward_components=[[("right", 1.0)], [("right", 0.0)]])
-    second = make_group(1, rewards=(1.0, 0.0), reward_components=[[("format", x), ("right", 1.0)] for x in (1.0, 0.0)])
+    second = make_group(1, rewards=(1.0, 0.0), reward_components=[[("format", 1.0), ("right", x)] for x in (1.0, 0.0)])
     objective = make(filters=[f"{__name__}:right_differs"])
-    assert verdicts(objective, first, second) == ([True, False], [True, False])
+    assert verdicts(objective, first, second) == ([True, True], [True, True])
+
+
+_CALLS: list[Tensor] = []
+
+
+def only_once(rewards_G: Tensor) -> bool:
+    _CALLS.append(rewards_G)
+    return len(_CALLS) % 2 == 1
+
+
+def test_a_filter_of_the_users_that_drops_in_the_learner_a_group_that_it_kept_in_the_cluster_is_refused():
+    """Seen in review: a filter by random numbers left the learner half of the groups that the cluster kept, and each rank another half."""
+    _CALLS.clear()
+    objective = make(filters=[f"{__name__}:only_once"])
+    group = make_group(0, rewards=(1.0, 0.0))
+    batch = assemble([group], current_version=0, vocabulary_size=VOCABULARY)
+    assert objective.dropped_by(summarize(group)) is None
+    with pytest.raises(
+        DataError, match=r"group 00000000: algorithm.filters\[0\]=.*only_once' kept it in the cluster, and drops"
+    ):
+        objective.prepare(batch.tensors)
+
+
+def random_half(rewards_G: Tensor) -> bool:
+    return random.random() < 0.5
+
+
+def test_the_check_refuses_a_filter_that_keeps_and_drops_the_same_group():
+    random.seed(0)
+    with pytest.raises(ConfigError, match=r"random_half' keeps and drops the same group; .* without random numbers"):
+        make(filters=[f"{__name__}:random_half"]).check_parts(4)
 
 
 def test_bounds_drop_groups_that_are_too_easy_or_too_hard_and_those_on_a_bound():
