@@ -100,10 +100,11 @@ METRICS: dict[str, str] = {
     "`refused` (by the engine), `quarantined`, or `straggler` (finished groups waited for it longer than `buffer.max_head_of_line_s`).",
     "buffer/size_bytes": "Bytes of the trajectories that wait in the object store.",
     "buffer/max_size_bytes": "Limit of `buffer/size_bytes`: `buffer.max_size_bytes`.",
-    "mismatch/mean_abs_nats": "Mean of |learner log-prob - rollout log-prob| over the step's newest tokens.",
-    "mismatch/max_abs_nats": "Maximum of |learner log-prob - rollout log-prob| over the step's newest tokens.",
-    "mismatch/off_policy_steps": "Off-policy steps of the step's newest tokens. Above 0, the mismatch includes the policy's change in "
-    "these steps.",
+    "mismatch/mean_abs_nats": "Mean of |learner log-prob - rollout log-prob| over the step's newest tokens. Of several "
+    "`learner.mini_batches` only the first counts, unless a pass before the updates sees all: with `algorithm.proximal: recompute`, "
+    "`learner.stop_at_kl` or `optimizer.target_kl`.",
+    "mismatch/max_abs_nats": "Maximum of |learner log-prob - rollout log-prob| over the same tokens.",
+    "mismatch/off_policy_steps": "Off-policy steps of the same tokens. Above 0, the mismatch includes the policy's change in these steps.",
     "rollout/num_wanted": "Target number of rollout workers, set by the user or by `elastic`.",
     "rollout/num_coming": "Number of wanted rollout workers that do not serve: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Number of rollout workers that serve attested weights.",

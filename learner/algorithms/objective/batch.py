@@ -190,6 +190,8 @@ class Prepared:
     value_weights_NT: Tensor | None
     advantages_NT: Tensor
     returns_NT: Tensor | None
+    first_logprobs_NT: Tensor | None
+    """Under the policy at the start of the step, from a pass before its updates; None: no such pass was made."""
     newest_lag: int
     """The fewest off-policy steps of any remaining token; 0 without tokens. The mismatch is measured on tokens of this lag."""
     correction_weights_NT: Tensor

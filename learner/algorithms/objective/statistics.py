@@ -55,7 +55,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "rest": (("mean",), "The policy's probability of all tokens but the reference's `distillation.top_k` likeliest."),
     "rest_reference": (("mean",), "The reference's own probability of these tokens."),
-    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
+    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the tokens of `mismatch/mean_abs_nats`."),
     "mismatch_off_policy_steps": (
         ("min",),
         "Off-policy steps of those tokens. Above 0 the mismatch includes the policy's own change in these steps.",
