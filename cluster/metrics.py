@@ -19,7 +19,7 @@ from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats, mean_of
-from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
+from cluster.episode_metrics import EPISODE_METRICS, episode_metrics, failed_episodes
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.record.storage import finite
 
@@ -100,10 +100,11 @@ METRICS: dict[str, str] = {
     "`refused` (by the engine), `quarantined`, or `straggler` (finished groups waited for it longer than `buffer.max_head_of_line_s`).",
     "buffer/size_bytes": "Bytes of the trajectories that wait in the object store.",
     "buffer/max_size_bytes": "Limit of `buffer/size_bytes`: `buffer.max_size_bytes`.",
-    "mismatch/mean_abs_nats": "Mean of |learner log-prob - rollout log-prob| over the step's newest tokens.",
-    "mismatch/max_abs_nats": "Maximum of |learner log-prob - rollout log-prob| over the step's newest tokens.",
-    "mismatch/off_policy_steps": "Off-policy steps of the step's newest tokens. Above 0, the mismatch includes the policy's change in "
-    "these steps.",
+    "mismatch/mean_abs_nats": "Mean of |learner log-prob - rollout log-prob| over the step's newest tokens. Of several "
+    "`learner.mini_batches` only the first counts, unless a pass before the updates sees all: with `algorithm.proximal: recompute`, "
+    "`learner.stop_at_kl` or `optimizer.target_kl`.",
+    "mismatch/max_abs_nats": "Maximum of |learner log-prob - rollout log-prob| over the same tokens.",
+    "mismatch/off_policy_steps": "Off-policy steps of the same tokens. Above 0, the mismatch includes the policy's change in these steps.",
     "rollout/num_wanted": "Target number of rollout workers, set by the user or by `elastic`.",
     "rollout/num_coming": "Number of wanted rollout workers that do not serve: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Number of rollout workers that serve attested weights.",
@@ -441,7 +442,7 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
         **_component_means(summaries),
         "reward/mean": mean_reward(summaries),
         # With a selection, the step's line has those of all candidates, and keeps them if the step is logged again.
-        **({} if any(summary.is_chosen for summary in summaries) else failed_rewards(summaries)),
+        **({} if any(summary.is_chosen for summary in summaries) else failures(summaries)),
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
         "tokens/completion_mean": num_sampled / num_trajectories,
@@ -459,12 +460,13 @@ def mean_reward(summaries: Sequence[GroupSummary]) -> float:
     return mean_of(rewards) if rewards else float("nan")
 
 
-def failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    """Number of judged trajectories, and of those without a known reward."""
+def failures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Number of judged trajectories, of those without a known reward, and of failed episodes."""
     return {
         "buffer/num_judged": float(sum(summary.num_trajectories for summary in summaries)),
         "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
         "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
+        **failed_episodes(summaries),
     }
 
 

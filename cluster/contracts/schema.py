@@ -6,8 +6,7 @@ batch from another actor or from disk passes `validate` before it is used, which
 """
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -199,16 +198,17 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
     spans = _spans(batch["loss_mask"])
     is_sampled = batch["loss_mask"].flatten().to_numpy(zero_copy_only=False)
     sampled = tuple(int(is_sampled[own].sum()) for own in spans)
+    lengths = tuple(own.stop - own.start for own in spans)
     return GroupSummary(
         group_id=batch["group_id"][0].as_py(),
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
         num_tokens=sum(sampled),
         oldest_versions=tuple(_oldest_versions(batch, is_sampled, spans)),
-        completion_lengths=tuple(own.stop - own.start for own in spans),
+        completion_lengths=lengths,
         sampled_lengths=sampled,
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
-        episodes=_episode_stats(batch),
+        episodes=_episodes(batch, lengths=lengths, sampled=sampled),
         **added(batch),
     )
 
@@ -216,41 +216,37 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
 _OF_EPISODES = ("environment", "turns", "episode", "failed_stage", "model_seconds", "started_at", "finished_at")
 
 
-def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
-    """Statistics of whole trajectories; None for single turns."""
+def _episodes(
+    trajectories: pa.RecordBatch, *, lengths: Sequence[int], sampled: Sequence[int]
+) -> tuple[EpisodeStats | None, ...]:
+    """Statistics of whole trajectories; empty for single turns. `lengths`: their completion tokens; `sampled`: those that were sampled."""
     if trajectories["episode"].null_count == trajectories.num_rows:
-        return None
-    rows = [row for row in trajectories.select(_OF_EPISODES).to_pylist() if row["episode"] is not None]
-    reports = [json.loads(row["episode"]) for row in rows]
-    logs: dict[str, list[float]] = {}
-    written: Counter[str] = Counter()
-    for each in reports:
-        written.update(each.get("num_written_tokens", {}))
-        for name, value in each["log"].items():
-            if not isinstance(value, str):
-                logs.setdefault(name, []).append(float(value))
-    is_sampled = trajectories["loss_mask"].flatten()
-    num_sampled = pc.sum(is_sampled).as_py() or 0
+        return ()
+    rows = trajectories.select(_OF_EPISODES).to_pylist()
+    return tuple(
+        None if row["episode"] is None else _stats(row, num_tokens=length, num_sampled_tokens=num_sampled)
+        for row, length, num_sampled in zip(rows, lengths, sampled, strict=True)
+    )
+
+
+def _stats(row: Mapping[str, Any], *, num_tokens: int, num_sampled_tokens: int) -> EpisodeStats:
+    report, num_turns = json.loads(row["episode"]), len(row["turns"] or ())
+    num_uncanonical = report.get("num_uncanonical_turns")
     return EpisodeStats(
-        environment=rows[0]["environment"],
-        num_episodes=len(rows),
-        num_turns=sum(len(row["turns"] or ()) for row in rows),
-        num_calls=sum(each["num_calls"] for each in reports),
-        num_malformed_calls=sum(each["num_malformed_calls"] for each in reports),
-        num_compared_turns=sum(
-            len(row["turns"] or ())
-            for row, each in zip(rows, reports, strict=True)
-            if each.get("num_uncanonical_turns") is not None
-        ),
-        num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in reports),
-        num_sampled_tokens=num_sampled,
-        num_written_tokens=len(is_sampled) - num_sampled,
-        written_by_role=dict(written),
-        num_retries=sum(each.get("num_retries", 0) for each in reports),
-        failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),
-        logs={name: tuple(values) for name, values in logs.items()},
-        seconds=sum((row["finished_at"] - row["started_at"]).total_seconds() for row in rows),
-        model_seconds=sum(row["model_seconds"] or 0.0 for row in rows),
+        environment=row["environment"],
+        num_turns=num_turns,
+        num_calls=report["num_calls"],
+        num_malformed_calls=report["num_malformed_calls"],
+        num_compared_turns=0 if num_uncanonical is None else num_turns,
+        num_uncanonical_turns=num_uncanonical or 0,
+        num_sampled_tokens=num_sampled_tokens,
+        num_written_tokens=num_tokens - num_sampled_tokens,
+        written_by_role=report.get("num_written_tokens", {}),
+        num_retries=report.get("num_retries", 0),
+        failed_stage=row["failed_stage"],
+        log={name: float(value) for name, value in report["log"].items() if not isinstance(value, str)},
+        seconds=(row["finished_at"] - row["started_at"]).total_seconds(),
+        model_seconds=row["model_seconds"] or 0.0,
     )
 
 

@@ -144,10 +144,9 @@ class PartStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeStats:
-    """Statistics of the episodes of one group, summed over them."""
+    """Statistics of one episode."""
 
     environment: str
-    num_episodes: int
     num_turns: int
     """Turns of the model."""
     num_calls: int
@@ -163,11 +162,11 @@ class EpisodeStats:
     written_by_role: Mapping[str, int] = field(default_factory=dict[str, int])
     """The same, by the role of the last message before a turn; empty if the record does not have it."""
     num_retries: int = 0
-    """Times that an episode began anew because a process of the environment died."""
-    failed_stages: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Stage to the number of episodes that failed in it."""
-    logs: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
-    """Numbers that the environment logged, by name: one for each episode that logged it."""
+    """Times that the episode began anew because a process of the environment died."""
+    failed_stage: str | None = None
+    """The stage in which it failed; None if it did not."""
+    log: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers that the environment logged, by name."""
     seconds: float
     """Seconds from start to end."""
     model_seconds: float
@@ -206,8 +205,8 @@ class GroupSummary:
     """Sampled tokens of each trajectory; `num_tokens` is their sum."""
     truncated: tuple[bool, ...] = ()
     """For each trajectory."""
-    episodes: EpisodeStats | None = None
-    """Statistics of the group's episodes, failed ones included; None for single turns."""
+    episodes: tuple[EpisodeStats | None, ...] = ()
+    """For each trajectory, the statistics of its episode, also of one that failed; empty for single turns."""
     is_chosen: bool = False
     """Whether `algorithm.selection` chose these trajectories. The rewards that failed before the choice are then not counted here."""
 
@@ -245,6 +244,7 @@ class GroupSummary:
             completion_lengths=lengths,
             sampled_lengths=sampled,
             truncated=tuple(self.truncated[row] for row in rows),
+            episodes=tuple(self.episodes[row] for row in rows) if self.episodes else (),
             is_chosen=True,
         )
 

@@ -67,7 +67,9 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
 
 class MismatchConfig(Section, mark=Mark.RESOURCES):
     """Limits on the mean |learner log-prob - rollout log-prob| over a step's newest tokens: those sampled by the current weights or, if a
-    late asynchronous step has none of them, by the newest weights that sampled any."""
+    late asynchronous step has none of them, by the newest weights that sampled any. Of several `learner.mini_batches` only the first
+    is measured, unless a pass before the updates sees all: with `algorithm.proximal: recompute`, `learner.stop_at_kl` or
+    `optimizer.target_kl`."""
 
     alarm_nats: PositiveFloat = 0.5
     """A larger mean is logged as event `mismatch_alarm`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group, GroupSummary, mean_of
-from cluster.metrics import failed_rewards
+from cluster.metrics import failures
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
@@ -346,10 +346,11 @@ def _now() -> float:
 
 
 def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
-    """Metrics over all candidates: no chosen trajectory has a failed reward."""
+    """Metrics over all candidates, those of dropped groups included: no chosen trajectory has a failed reward."""
     if not candidates:
         return {}
+    rewards = [reward for each in candidates for reward in each.known_rewards]
     return {
-        "buffer/candidate_reward": mean_of([reward for each in candidates for reward in each.known_rewards]),
-        **failed_rewards(candidates),
+        **({"buffer/candidate_reward": mean_of(rewards)} if rewards else {}),
+        **failures(candidates),
     }

@@ -89,18 +89,18 @@ class TrainingGroups:
         self._buffer.hold(ticket.index, size_bytes)
 
     async def add(self, ticket: Ticket, group: Group) -> None:
-        if not group.summary.can_train(max_failed_share=self._max_failed_share):
-            return self._drop(ticket, reason="rewards failed", why=describe(group.summary))
-        if self._measure is not None:
-            self._measure(ticket.index, group.summary)
         candidates = group.summary
+        if not candidates.can_train(max_failed_share=self._max_failed_share):
+            self._note(candidates)
+            return self._drop(ticket, reason="rewards failed", why=describe(candidates))
+        if self._measure is not None:
+            self._measure(ticket.index, candidates)
         if self._choose is not None:
             group = group.of(self._choose(candidates))
         dropped_by = self._dropped_by(group.summary)
         if not dropped_by and self._wants_reference(ticket.index):
             group = await self._scorers.with_reference_logprobs(group)
-        if self._choose is not None:  # only now: a group that the scorer lost comes again
-            self._buffer.note_candidates(candidates)
+        self._note(candidates)  # only now: a group that the scorer lost comes again
         if dropped_by:
             self._drop(ticket, reason=dropped_by, why=f"filter {dropped_by!r} dropped it")
         else:
@@ -111,6 +111,11 @@ class TrainingGroups:
 
     def drop(self, ticket: Ticket, *, why: str) -> None:
         self._drop(ticket, reason=why, why=why)
+
+    def _note(self, candidates: GroupSummary) -> None:
+        """Counts a judged group, whether or not it trains. Without a choice the step's groups are counted instead."""
+        if self._choose is not None:
+            self._buffer.note_candidates(candidates)
 
     def _drop(self, ticket: Ticket, *, reason: str, why: str) -> None:
         if self.wants(ticket):  # else the buffer has dropped it as a straggler

@@ -55,7 +55,7 @@ class BatchTensors:
     segment_index_NT: Tensor | None = None
     """int64; number of a token's segment in its episode, from 0; 0 after the completion. None: each trajectory is one segment."""
     prompt_lengths_N: Tensor | None = None
-    """int64; tokens of the prompt, for statistics only."""
+    """int64; tokens of the first segment's prompt, for statistics only."""
     reference_logprobs_NT: Tensor | None = None
     """NaN for a trajectory that the reference did not score: only allowed where the KL is monitored and not learned from. None: it scored
     none."""
@@ -190,6 +190,8 @@ class Prepared:
     value_weights_NT: Tensor | None
     advantages_NT: Tensor
     returns_NT: Tensor | None
+    first_logprobs_NT: Tensor | None
+    """Under the policy at the start of the step, from a pass before its updates; None: no such pass was made."""
     newest_lag: int
     """The fewest off-policy steps of any remaining token; 0 without tokens. The mismatch is measured on tokens of this lag."""
     correction_weights_NT: Tensor

@@ -67,6 +67,7 @@ def prepare(
         denominator_mask_NT=denominator_NT,
         advantages_NT=advantages_NT,
         returns_NT=None if returns_NT is None else returns_NT.double(),
+        first_logprobs_NT=_first_logprobs(batch, needs),
         correction_weights_NT=parts.corrected(
             torch.ones_like(advantages_NT),
             offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT},
@@ -90,6 +91,12 @@ def mini_batch(prepared: Prepared, rows: list[int], *, parts: Parts, begins_step
     masks = {"mask_NT": taken.loss_mask_NT, "denominator_NT": taken.denominator_mask_NT}
     fixed = _of_an_update(parts, taken.batch, offered, taken.advantages_NT, **masks)
     return replace(taken, begins_step=begins_step, **fixed)
+
+
+def _first_logprobs(batch: BatchTensors, needs: frozenset[str]) -> Tensor | None:
+    if batch.starting_logprobs_NT is None and "proximal_logprobs" in needs and "averaged_logprobs" not in needs:
+        return batch.proximal_logprobs_NT
+    return batch.starting_logprobs_NT
 
 
 def _of_an_update(

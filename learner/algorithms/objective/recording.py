@@ -103,10 +103,8 @@ def _record_ratios(recorder: Recorder, seen: TokensSeen) -> None:
     recorder.record("kl_rollout_k3", expm1_minus(rollout_BT), mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
     recorder.record("trajectory_weight", rollout_BT.sum(1).clamp(-100, 100).exp(), rows.is_kept_N)
-    if rows.begins_step:
-        newest_BT = mask_BT & (rows.batch.lags_NT == rows.newest_lag)
-        recorder.record("mismatch", rollout_BT.abs(), newest_BT)
-        recorder.record("mismatch_off_policy_steps", rows.batch.lags_NT, newest_BT)
+    if rows.begins_step and rows.first_logprobs_NT is None:
+        _record_mismatch(recorder, rows, rollout_BT)
     if rows.batch.reference_logprobs_NT is not None:
         mask_BT = mask_BT & ~rows.batch.reference_logprobs_NT.isnan()
         reference_BT = kept_BT - masked(rows.batch.reference_logprobs_NT, mask_BT=mask_BT)
@@ -117,12 +115,21 @@ def _record_ratios(recorder: Recorder, seen: TokensSeen) -> None:
         recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), mask_BT.any(1))
 
 
+def _record_mismatch(recorder: Recorder, rows: Prepared, ratios_NT: Tensor) -> None:
+    """`ratios_NT`: log π/μ, with π the policy at the start of the step."""
+    newest_NT = rows.loss_mask_NT & (rows.batch.lags_NT == rows.newest_lag)
+    recorder.record("mismatch", ratios_NT.abs(), newest_NT)
+    recorder.record("mismatch_off_policy_steps", rows.batch.lags_NT, newest_NT)
+
+
 def of_the_batch(prepared: Prepared) -> Statistics:
     """Statistics of the step's batch, which no update changes."""
     batch, mask_NT, recorder = prepared.batch, prepared.loss_mask_NT, Recorder(prepared.loss_mask_NT.device)
     recorder.record("filtered_tokens", ~prepared.gradient_mask_NT, batch.loss_mask_NT)
     recorder.record("advantage", prepared.advantages_NT, mask_NT)
     recorder.record("rollout_logprob", batch.rollout_logprobs_NT, mask_NT)
+    if prepared.first_logprobs_NT is not None:
+        _record_mismatch(recorder, prepared, prepared.first_logprobs_NT - batch.rollout_logprobs_NT)
     if batch.reference_logprobs_NT is not None:
         is_scored_NT = ~batch.reference_logprobs_NT.isnan()
         recorder.record("reference_logprob", batch.reference_logprobs_NT, mask_NT & is_scored_NT)

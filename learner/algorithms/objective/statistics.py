@@ -55,7 +55,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "rest": (("mean",), "The policy's probability of all tokens but the reference's `distillation.top_k` likeliest."),
     "rest_reference": (("mean",), "The reference's own probability of these tokens."),
-    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
+    "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the tokens of `mismatch/mean_abs_nats`."),
     "mismatch_off_policy_steps": (
         ("min",),
         "Off-policy steps of those tokens. Above 0 the mismatch includes the policy's own change in these steps.",
@@ -96,8 +96,11 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "value_clip_fraction": (("share",), "Share of tokens whose value loss the clip range changed."),
     "value_error": (("mean", "std"), "Return minus old value; with `return` it gives `explained_variance`."),
     "completion_length": (("mean", "min", "max"), "Completion tokens per trajectory, masked ones included."),
-    "prompt_length": (("mean", "max"), "Prompt tokens per trajectory."),
-    "length": (("mean", "max"), "Prompt and completion tokens per trajectory."),
+    "prompt_length": (
+        ("mean", "max"),
+        "Prompt tokens per trajectory: of several segments, those of the first one's prompt.",
+    ),
+    "length": (("mean", "max"), "The same and the completion tokens of all segments."),
     "truncated": (("share",), "Share of trajectories that were truncated."),
     "off_policy_steps": (("mean", "max"), "Learner version minus the version that sampled the token."),
     "groups": (("total",), "Groups of the step."),

@@ -1,6 +1,7 @@
 """Trajectories of several segments: which rows are one, what they come to together, and which are refused."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import added, columns_of, joined, summarize, to_batch, upgraded, validate
 from cluster.contracts.segments import episodes, whole
+from cluster.episode_metrics import episode_metrics
 from tests.unit.cluster.contracts.rows import before, row
 
 
@@ -87,13 +89,38 @@ def test_a_summary_counts_episodes_and_takes_the_oldest_version_of_all_their_seg
     assert (summary.completion_lengths, summary.truncated, summary.oldest_versions) == ((3, 3), (True, False), (4, 2))
 
 
-def test_a_summary_adds_up_what_episodes_tell_of_themselves_and_older_records_tell_less():
+def test_a_summary_has_what_each_episode_tells_of_itself_and_older_records_tell_less():
     older = {"num_calls": 1, "num_malformed_calls": 0, "log": {}}
     newer = older | {"num_written_tokens": {"tool": 3}, "num_retries": 2}
     rows = [row(sample_index=index, episode=json.dumps(each)) for index, each in enumerate([older, newer])]
-    stats = summarize(to_batch(rows)).episodes
-    assert stats is not None
-    assert (stats.num_calls, stats.written_by_role, stats.num_retries) == (2, {"tool": 3}, 2)
+    stats = [each for each in summarize(to_batch(rows)).episodes if each is not None]
+    assert [(each.num_calls, each.written_by_role, each.num_retries) for each in stats] == [
+        (1, {}, 0),
+        (1, {"tool": 3}, 2),
+    ]
+
+
+def test_a_summary_of_chosen_episodes_is_that_of_the_record_which_has_no_others():
+    reports = [
+        {"num_calls": 2, "num_malformed_calls": 1, "num_uncanonical_turns": 1, "num_written_tokens": {"tool": 1}},
+        {"num_calls": 0, "num_malformed_calls": 0},
+        {"num_calls": 5, "num_malformed_calls": 0, "num_retries": 1},
+    ]
+    told = [json.dumps(each | {"log": {"solved": index / 2, "note": "a text"}}) for index, each in enumerate(reports)]
+    turn = [{"start": 0, "end": 3, "finish_reason": "stop"}]
+    written = {"loss_mask": [True, False, True], "rollout_logprobs": [-1.0, 0.0, -1.0]}
+    batch = to_batch(
+        [
+            row(environment="game", episode=told[0], turns=turn, model_seconds=0.5, **written),
+            *segments(2, 1, sample=1, environment=["game"] * 2, episode=[told[1]] * 2),
+            row(environment="game", episode=told[2], turns=turn, sample_index=2),
+        ]
+    )
+    summary, (record,) = summarize(batch), joined([batch, [0, 2]])
+    assert replace(summary.of([0, 2]), size_bytes=record.nbytes, is_chosen=False) == summarize(record)
+    found = episode_metrics([summary.of([0, 2])])
+    assert (found["environment/game/solved"], found["environment/game/calls"]) == (0.5, 3.5)
+    assert episode_metrics([summary.of([1])])["environment/game/turns"] == 2.0
 
 
 def test_rewards_that_are_added_to_segments_are_told_once_an_episode():

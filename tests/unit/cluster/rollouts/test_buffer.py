@@ -3,13 +3,16 @@
 import asyncio
 import random
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.contracts.errors import DataError, DeadlineError
-from cluster.contracts.types import Group, GroupSummary
+from cluster.contracts.types import EpisodeStats, Group, GroupSummary, StepStats
+from cluster.metrics import step_metrics
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import group_summary
 from tests.unit.cluster.simulated_time import run_simulated
@@ -570,3 +573,24 @@ async def test_candidates_with_the_largest_rewards_have_a_mean():
     buffer = Buffer(groups_per_step=1)
     buffer.note_candidates(group_summary(0, rewards=(sys.float_info.max, None, sys.float_info.max)))
     assert buffer.drain_stats()["buffer/candidate_reward"] == sys.float_info.max
+
+
+async def test_candidates_of_which_every_reward_failed_have_no_mean():
+    buffer = Buffer(groups_per_step=1)
+    buffer.note_candidates(group_summary(0, rewards=(None, None), num_reward_errors=2))
+    stats = buffer.drain_stats()
+    assert "buffer/candidate_reward" not in stats and stats["reward/num_errors"] == 2.0
+
+
+async def test_failed_episodes_are_counted_among_candidates_since_none_of_them_is_chosen():
+    numbers: dict[str, Any] = {"num_turns": 1, "num_calls": 0, "num_malformed_calls": 0, "num_sampled_tokens": 5}
+    played = EpisodeStats(environment="game", num_written_tokens=0, seconds=1.0, model_seconds=1.0, **numbers)
+    episodes = (played, replace(played, failed_stage="environment"))
+    candidates = group_summary(0, rewards=(1.0, None), num_reward_errors=1, episodes=episodes)
+    buffer = Buffer(groups_per_step=1)
+    buffer.note_candidates(candidates)
+    assert buffer.drain_stats()["environment/game/num_failed"] == 1.0
+    learned = step_metrics(
+        [candidates.of([0])], StepStats(policy_version=1, metrics={}, num_trained_tokens=5, seconds=1.0)
+    )
+    assert learned["environment/game/turns"] == 1.0 and "environment/game/num_failed" not in learned

@@ -128,6 +128,26 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
 
 
 @simulated
+async def test_candidates_whose_group_is_dropped_for_its_failed_rewards_count_too():
+    """Of group 0 one reward of three is known, of group 1 none."""
+    judged = [
+        group_summary(0, num_trajectories=3, rewards=(0.25, None, None), num_reward_errors=2),
+        group_summary(1, num_trajectories=3, rewards=(None, None, None), num_reward_timeouts=3),
+    ]
+    scene = Scene(
+        score=lambda i: judged[i] if i < 2 else group_summary(i, num_trajectories=3, rewards=(1.0, 0.5, 0.0)),
+        choose=lambda summary: [0, 2],
+    )
+    buffer = Buffer(groups_per_step=1)
+    async with scene.generating(buffer):
+        taken = await buffer.take(1)
+    stats = buffer.drain_stats()
+    assert [index for index, _ in taken] == [2] and stats["buffer/dropped_rewards_failed"] == 2.0
+    names = ("buffer/num_judged", "reward/num_errors", "reward/num_timeouts", "buffer/candidate_reward")
+    assert [stats[name] for name in names] == [9.0, 2.0, 3.0, 1.75 / 4]
+
+
+@simulated
 @pytest.mark.parametrize("max_off_policy_steps", [0, 1])
 async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_off_policy_steps):
     """Group 1 is dropped."""

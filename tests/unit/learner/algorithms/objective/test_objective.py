@@ -787,3 +787,24 @@ def test_the_mismatch_is_that_of_the_policy_that_begins_the_step():
     prepared = made.prepare(whole.batch)
     later = whole.of_rows(made, made.mini_batch(prepared, list(range(9)), begins_step=False), whole.policy, [0, 1])
     assert "mismatch_mean" not in later.statistics.compute()
+
+
+@pytest.mark.parametrize("is_of_the_kl", [False, True])
+def test_the_mismatch_is_that_of_all_mini_batches_where_a_pass_saw_them_before_the_first_update(is_of_the_kl):
+    """The newest tokens are in the second mini-batch."""
+    whole, rows = case(0), [0, 1, 2]
+    versions_NT = whole.batch.policy_versions_NT.clone()
+    versions_NT[rows] = 0
+    first_NT = whole.batch.rollout_logprobs_NT + torch.arange(9)[:, None] / 8
+    start = {"starting_logprobs_NT" if is_of_the_kl else "proximal_logprobs_NT": first_NT}
+    batch = dataclasses.replace(whole.batch, policy_versions_NT=versions_NT, **start)
+    config = AlgorithmConfig(proximal="rollout" if is_of_the_kl else "recompute")
+    made = Objective.from_config(config, updates_per_step=2)
+    prepared = made.prepare(batch)
+    update = made.mini_batch(prepared, rows, begins_step=True)
+    seen = made.loss(update, policy_logprobs_BT=whole.policy[rows]).statistics
+    report = Statistics.merge([made.statistics(prepared), seen]).compute()
+    is_newest = batch.loss_mask_NT & (versions_NT == 2)
+    gaps = (is_newest * torch.arange(9)[:, None] / 8)[is_newest]
+    assert report["mismatch_mean"] == pytest.approx(float(gaps.mean()))
+    assert (report["mismatch_max"], report["mismatch_off_policy_steps_min"]) == (pytest.approx(float(gaps.max())), 0)
