@@ -1,8 +1,12 @@
-"""Additions to vLLM for engines on CPUs: a faster end of the sampler, and the chosen experts of a mixture of experts.
+"""Additions to vLLM for engines on CPUs: a faster end of the sampler, adapters without a part for the head, and the chosen experts of a
+mixture of experts.
 
 The sampler draws each row's token and gathers its log-prob, and computes nothing that no one reads. vLLM's own draws a number for each
 token of the vocabulary, asks each request's generator at each step, and counts the tokens that are likelier than the drawn one: of a model
 with 262k tokens, a fifth of a step.
+
+vLLM adds each request's adapter to its logits, although the learner makes no adapter for the vocabulary head. It would add zeros, slowly,
+and it fails where the logits' rows are not one for each request: the log-probs of a prompt, read in the same step.
 
 vLLM records experts and returns them with the requests (`aux_output_connector`). Only its newer model runner calls the recorder, and that
 one needs Triton, which CPUs lack. `ExpertRecordingWorker`, an argument of the engine (`worker_cls`), makes the same calls around the
@@ -18,6 +22,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 from vllm.distributed.aux_output_connector.worker import AuxOutputWorkerConnector, get_aux_output_connector
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
@@ -37,6 +42,9 @@ class CpuExtension(ReceiverRegistration):
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler.forward = partial(draw, Uniforms())
         sampler.gather_logprobs = gather_logprobs
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, LogitsProcessorWithLoRA):
+                module.punica_wrapper.add_lora_logits = add_nothing
 
 
 def draw(
@@ -57,6 +65,10 @@ def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> L
         return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
     chosen = token_ids[:, None]
     return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(-1, chosen), torch.zeros_like(token_ids))
+
+
+def add_nothing(*_: Any, **__: Any) -> None:
+    """In place of vLLM's `add_lora_logits`."""
 
 
 class ExpertRecordingWorker(CPUWorker, CpuExtension):

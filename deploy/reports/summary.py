@@ -32,7 +32,8 @@ class Summary:
     """Tokens of the groups that steps consumed; those of dropped groups are not counted."""
     trained_tokens: int
     seconds_to_first_step: float | None
-    """From the start of the driver that made the first step to the end of that step, start-up and first evaluation included."""
+    """From the start of the driver that made the first step until that step's metrics are complete: start-up and the evaluations before and
+    after the step included."""
 
 
 def summarize(run_dir: RunDirectory) -> Summary:

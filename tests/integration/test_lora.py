@@ -3,7 +3,9 @@
 On a GPU learner and engine share it.
 """
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +121,30 @@ async def test_samples_under_the_adapter_have_the_learners_logprobs(learner, wor
         first = len(row["prompt_token_ids"])
         own = [float(logprobs[at - 1, tokens[0, at]]) for at in range(first, tokens.shape[1])]
         assert row["rollout_logprobs"] == pytest.approx(own, abs=1e-4 if device.type == "cpu" else 0.2)
+
+
+async def test_adapters_are_replaced_and_attested_beside_requests_that_go_on(learner, worker):
+    move(learner, seed=30)
+    await load(worker, learner)
+    first, sampling = learner.version, asyncio.create_task(sampled(worker, version=learner.version))
+    while not sampling.done():
+        move(learner, seed=31 + learner.version)
+        assert (await load(worker, learner)).policy_version == learner.version
+    rows = await sampling
+    assert [len(row["completion_token_ids"]) for row in rows] == [40] * 4
+    assert all({first + 1, first + 2} < set(row["policy_versions"]) for row in rows)
+
+
+async def sampled(worker, *, version: int) -> list[dict[str, Any]]:
+    ticket = Ticket(
+        index=0,
+        prompt=Prompt(prompt_id="p", text="12+30="),
+        num_trajectories=4,
+        seed=1,
+        policy_version=version,
+        sampling=SamplingConfig(max_tokens=40, ignore_eos=True),
+    )
+    return [row async for batch in worker.generate([ticket]) for row in batch.to_pylist()]
 
 
 def test_the_exported_adapter_on_the_base_model_is_the_merged_model(learner, config, device):

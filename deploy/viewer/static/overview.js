@@ -19,7 +19,7 @@ function showFacts(facts) {
   place("progress").value = facts.step;
   const entries = [
     ["Reward", number(facts.reward)],
-    ["Held-out accuracy", number(facts.eval)],
+    ["Held-out accuracy", number(facts.held_out_accuracy)],
     ["A step", seconds(facts.step_s)],
     ["Sampling", number(facts.sampling && Math.round(facts.sampling)), "tokens/s"],
     ["Learning", number(facts.learning && Math.round(facts.learning)), "tokens/s"],

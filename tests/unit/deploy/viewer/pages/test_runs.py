@@ -6,6 +6,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from deploy.reports import run_list
 from deploy.viewer.app import create_app
 from deploy.viewer.pages.runs import differences
 from tests.unit.deploy.viewer.run_files import event, step, write_run
@@ -51,6 +52,17 @@ def test_the_list_of_runs_keeps_few_numbers_of_each_and_says_the_same_when_a_run
     assert not run._metrics.is_read and not run._events.is_read
     assert browser.get("/run/run/").status_code == 200 and run._metrics.is_read
     assert browser.get("/runs.json").json()["runs"] == [row]
+
+
+def test_held_out_in_the_list_of_runs_is_the_last_mean_reward_as_in_treadwheel_runs(tmp_path):
+    lines = [step(1, reward__mean=0.5, eval__reward=0.25, eval__accuracy=0.0), step(2, reward__mean=0.75)]
+    write_run(tmp_path / "run", steps=lines)
+    browser = TestClient(create_app([str(tmp_path)]), base_url="http://localhost")
+    (row,) = browser.get("/runs.json").json()["runs"]
+    assert row["held_out_reward"] == 0.25
+    (listed,) = run_list.listed([str(tmp_path / "run")])
+    assert listed.held_out_reward == 0.25
+    assert '<td class="number">0.25</td>' in browser.get("/runs").text
 
 
 def test_every_page_of_a_run_that_has_just_begun_is_there(tmp_path):
