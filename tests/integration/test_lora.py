@@ -131,8 +131,8 @@ async def test_adapters_are_replaced_and_attested_beside_requests_that_go_on(lea
         move(learner, seed=31 + learner.version)
         assert (await load(worker, learner)).policy_version == learner.version
     rows = await sampling
-    assert [len(row["completion_token_ids"]) for row in rows] == [40] * 4
-    assert all({first + 1, first + 2} < set(row["policy_versions"]) for row in rows)
+    assert [len(row["completion_token_ids"]) for row in rows] == [200] * 4
+    assert all(first + 1 in row["policy_versions"] for row in rows), "an adapter came while they were sampled"
 
 
 async def sampled(worker, *, version: int) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ async def sampled(worker, *, version: int) -> list[dict[str, Any]]:
         num_trajectories=4,
         seed=1,
         policy_version=version,
-        sampling=SamplingConfig(max_tokens=40, ignore_eos=True),
+        sampling=SamplingConfig(max_tokens=200, ignore_eos=True),
     )
     return [row async for batch in worker.generate([ticket]) for row in batch.to_pylist()]
 
