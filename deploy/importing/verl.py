@@ -55,8 +55,9 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_ROLLOUT, over_sample_rate=0, quantization=None, enable_rollout_routing_replay=False),
     **_at(_ROLLOUT, prompt_length=None, response_length=None, calculate_log_probs=True),
     **_at(f"{_ROLLOUT}.val_kwargs", n=1, temperature=0, top_p=1.0, top_k=-1),
-    **_at(f"{_ROLLOUT}.multi_turn", enable=False),
-    **_at(f"{_ROLLOUT}.agent", default_agent_loop="single_turn_agent"),
+    **_at(f"{_ROLLOUT}.multi_turn", enable=False, tool_config_path=None, function_tool_path=None),
+    **_at(f"{_ROLLOUT}.agent", default_agent_loop="single_turn_agent", agent_loop_config_path=None),
+    **_at(f"{_ROLLOUT}.agent", agent_loop_manager_class=None),
     **_at(
         _ACTOR, ppo_mini_batch_size=256, ppo_epochs=1, shuffle=False, ulysses_sequence_parallel_size=1, grad_clip=1.0
     ),
@@ -837,8 +838,9 @@ VERL = Peer(
             f"{_ROLLOUT}.quantization",
         ),
         only(
-            "write turns and tools as an environment (docs/environments.md)",
-            _below(_ROLLOUT, "multi_turn.enable agent.default_agent_loop"),
+            "write turns and tools as an environment (docs/environments.md); a column agent_name is not read",
+            f"{_below(f'{_ROLLOUT}.multi_turn', 'enable tool_config_path function_tool_path')} "
+            f"{_below(f'{_ROLLOUT}.agent', 'default_agent_loop agent_loop_config_path agent_loop_manager_class')}",
         ),
         only(
             "the optimizer is AdamW; leave it out",

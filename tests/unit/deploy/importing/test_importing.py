@@ -393,6 +393,22 @@ def test_what_is_refused_has_a_way_out(name, setting, said):
     assert said in refused(name, *setting.split())
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "agent.agent_loop_config_path=agent.yaml",
+        "agent.agent_loop_manager_class=my_agents.Manager",
+        "multi_turn.tool_config_path=tools.yaml",
+        "multi_turn.function_tool_path=tools.py",
+    ],
+)
+def test_agents_and_tools_of_verl_are_refused_without_its_switch_too(setting):
+    """Rows that name an agent in a column `agent_name` need no switch."""
+    assert "write turns and tools as an environment" in refused("verl_gsm8k.sh", f"actor_rollout_ref.rollout.{setting}")
+    # As in every resolved configuration.
+    text_of("verl_gsm8k.sh", f"actor_rollout_ref.rollout.{setting.partition('=')[0]}=null")
+
+
 def test_files_of_like_names_stay_apart():
     sources = verl._source(["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"], "prompt")["sources"]
     assert [each["path"] for each in sources.values()] == ["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"]
