@@ -13,13 +13,18 @@ from deploy.config.yaml_text import parse
 WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
 """A word that is `$name`, `${name}`, or `${name:-...}` and the like. Not `"${name[@]}"`: words of an array are read where it is filled."""
-_FILES = {
+_ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
+"""A word that is all words of an array."""
+_PROGRAM = "-m"
+"""Python's option for the program that gets the settings."""
+_OPTIONS = {
+    _PROGRAM: _PROGRAM,
     "--config-name": "--config-name",
     "-cn": "--config-name",
     "--config-path": "--config-path",
     "-cp": "--config-path",
 }
-"""Hydra's options that name the main file, long and short."""
+"""Options with a value: the program, and those of hydra that name the main file, long and short."""
 _GROUPS = ("model_engine",)
 """Hydra's settings without a dot. All other words without a dot set variables."""
 _ENDS = "\n;&|()"
@@ -39,9 +44,9 @@ class Unresolved(str):
 
 
 def settings(path: str, *, way_out: str) -> dict[str, Any]:
-    """Words `a.b=value` are settings, as are hydra's options for the main file. Words `name=value` set variables, which replace `$name` and
-    `${name}` in later words. Any other `$` is unresolved. So is a variable or setting that gets a second value: which one a shell takes may
-    depend on an `if`.
+    """Words `a.b=value` are settings, as are hydra's options for the main file and the program after `-m` in a command with settings. Words
+    `name=value` set variables, which replace `$name` and `${name}` in later words. Any other `$` is unresolved. So is a variable or setting
+    that gets a second value: which one a shell takes may depend on an `if`.
 
     Raises ConfigError for a file that cannot be read or has no settings.
     """
@@ -90,11 +95,11 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
     """Settings of one command, in which hydra takes the later of two values. Sets `variables`."""
     found: dict[str, Any] = {}
     unknown: list[str] = []
-    has_begun = False
+    has_settings = False
     for word in _with_whole_options(_expanded(words, variables)):
-        has_begun = has_begun or word == "-m" or bool(found)  # options of the launcher come before
-        if has_begun and _VARIABLE.fullmatch(word):
+        if found and _VARIABLE.fullmatch(word):  # options of the launcher come before
             unknown.append(word)
+        has_settings = has_settings or (bool(found) and _ARRAY.fullmatch(word) is not None)
         setting = WORD.fullmatch(word)
         if setting is None:
             continue
@@ -105,7 +110,8 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
             variables[name] = text if is_clear else Unresolved(f"${name}")
         if not is_variable or name in _GROUPS:
             found[named(setting)] = Unresolved(text) if "$" in text else parse(text, source=f"{source}, {name}")
-    return found | ({word: Unresolved(word) for word in unknown} if found else {})
+            has_settings = has_settings or name != _PROGRAM
+    return found | {word: Unresolved(word) for word in unknown} if has_settings else {}
 
 
 def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
@@ -120,7 +126,7 @@ def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[st
 
 
 def _with_whole_options(words: Iterator[str]) -> Iterator[str]:
-    """The words, with `--config-name=x` for `--config-name x` and `-cn x`."""
+    """The words, with `--config-name=x` for `--config-name x` and `-cn x`, and `-m=x` for `-m x`."""
     for word in words:
         option, equals, value = word.partition("=")
-        yield f"{_FILES[option]}={value if equals else next(words, '')}" if option in _FILES else word
+        yield f"{_OPTIONS[option]}={value if equals else next(words, '')}" if option in _OPTIONS else word

@@ -611,6 +611,7 @@ python3 -m verl.trainer.main_ppo \\
 """
     )
     assert hydra(str(script), []) == {
+        "-m": "verl.trainer.main_ppo",
         "data.train_files": ["a b.parquet"],
         "actor_rollout_ref.actor.optim.lr": 2e-6,
         "~trainer.logger": "console",
@@ -659,7 +660,7 @@ def test_an_unknown_variable_among_settings_is_refused(tmp_path, text):
 
 def test_options_of_what_starts_the_program_are_no_settings(tmp_path):
     text = 'ray job submit --working-dir "${WORKING_DIR:-$PWD}" -- python3 -m verl.trainer.main_ppo a.b=1'
-    assert words_of(tmp_path, text) == {"a.b": 1}
+    assert words_of(tmp_path, text) == {"-m": "verl.trainer.main_ppo", "a.b": 1}
 
 
 @pytest.mark.parametrize(
@@ -681,6 +682,29 @@ def test_options_of_what_starts_the_program_are_no_settings(tmp_path):
 )
 def test_settings_of_another_file_are_refused(tmp_path, words, said):
     assert said in refused_script(tmp_path, f"python3 -m verl.trainer.main_ppo {words} {{lr}}=1e-6")
+
+
+def test_another_program_of_verl_is_refused(tmp_path):
+    """Seen before: a script of one_step_off_policy became a synchronous run."""
+    said = "is not supported: another program has other defaults"
+    other = "python3 -m verl.experimental.one_step_off_policy.main_ppo"
+    assert f"-m='verl.experimental.one_step_off_policy.main_ppo' {said}" in refused_script(
+        tmp_path, f"{other} {{lr}}=1"
+    )
+    assert said in refused_script(tmp_path, f'MORE=({{lr}}=1)\n{other} "${{MORE[@]}}"')
+    assert said not in refused_script(tmp_path, "python3 -m verl.trainer.main_ppo {lr}=1")
+
+
+def test_programs_without_settings_are_no_programs_of_the_run(tmp_path):
+    text = (
+        "mkdir -m 755 logs\npython3 -m sglang_router.launch_server --port 8000\npython3 -m verl.trainer.main_ppo a.b=1"
+    )
+    assert words_of(tmp_path, text) == {"-m": "verl.trainer.main_ppo", "a.b": 1}
+
+
+def test_an_unknown_variable_beside_an_array_is_refused(tmp_path):
+    text = 'MORE=({lr}=1)\npython3 -m verl.trainer.main_ppo "${MORE[@]}" $EXTRA'
+    assert "$EXTRA='$EXTRA' is not resolved" in refused_script(tmp_path, text)
 
 
 def test_verls_own_file_and_engine_may_be_named(tmp_path):
