@@ -130,6 +130,13 @@ class Peer:
     rows: tuple[Row, ...]
     dropped: Mapping[str, str]
     """Settings that do not change the mathematics here, by the reason, with spaces between them. `*` matches any characters."""
+    moved: Mapping[str, str]
+    """Ways out for settings of other releases and scripts that change learning. `*` matches any characters."""
+
+    def in_place_of(self, name: str) -> str:
+        """The way out for a setting that the table does not have."""
+        found = (way_out for pattern, way_out in self.moved.items() if fnmatch.fnmatchcase(name, pattern))
+        return next(found, "write that release's setting; remove it only if it does not change learning")
 
     def reason_to_drop(self, name: str) -> str | None:
         for reason, patterns in self.dropped.items():
@@ -160,10 +167,7 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
         elif reason is not None:
             dropped[reason] = (*dropped.get(reason, ()), name)
         elif name not in peer.defaults:
-            given.refuse(
-                name,
-                f"is not a known setting of {peer.title} {peer.version}; write that release's setting, or leave it out",
-            )
+            given.refuse(name, f"is not a known setting of {peer.title} {peer.version}; {peer.in_place_of(name)}")
     settings: Made = {}
     comments: dict[str, str] = {}
     origins: set[str] = set()

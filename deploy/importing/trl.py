@@ -82,6 +82,16 @@ _DROPPED = {
     ),
 }
 
+_MOVED = {
+    "warmup_ratio": "write it as warmup_steps, which below 1 is a share of all steps",
+    "torch_dtype": "write it as dtype",
+    "vllm_guided_decoding_regex": "write it as vllm_structured_outputs_regex",
+    "max_prompt_length": "remove it, and write prompts.max_prompt_tokens, with on_long_prompt: truncate_start, into the run file",
+    "chat_template": "remove it, and write it as model.chat_template into the run file",
+    "system_prompt": "remove it, and write it as prompts.system_prompt into the run file",
+    "dataset_prompt_column": "remove it, and write it as prompts.column into the run file",
+}
+
 
 def _model(given: Given) -> Made:
     path, revision = given["model_name_or_path"], given["model_revision"]
@@ -432,6 +442,7 @@ TRL = Peer(
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,
+    moved=_MOVED,
     rows=(
         same("output_dir", "run_dir"),
         same("seed", "seed", "The same number draws other samples."),

@@ -159,6 +159,11 @@ _DROPPED = {
     ),
 }
 
+_MOVED = {
+    "reward_model.overlong_buffer.*": f"write it below {_KWARGS}.overlong_buffer_cfg",
+    "algorithm.rollout_is*": f"write it below {_CORRECTION}",
+    f"{_ACTOR}.tis_imp_ratio_cap": f"write {_CORRECTION}.rollout_is=token, and it as rollout_is_threshold",
+}
 
 _DTYPES = dict.fromkeys((None, "bf16", "bfloat16"), "bfloat16") | dict.fromkeys(
     (32, "32", "fp32", "float32"), "float32"
@@ -645,6 +650,7 @@ VERL = Peer(
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,
+    moved=_MOVED,
     rows=(
         Row(
             of="trainer.experiment_name",

@@ -372,7 +372,19 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
         ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is not a known setting of verl"),
-        ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is not a known setting of verl"),
+        (
+            "verl_gsm8k.sh",
+            "reward_model.overlong_buffer.enable=true",
+            "is not a known setting of verl 0.9.1; write it below reward.reward_kwargs.overlong_buffer_cfg",
+        ),
+        ("trl_gsm8k.yaml", "warmup_ratio=0.1", "of TRL 1.16.0; write it as warmup_steps, which below 1 is a share"),
+        ("trl_gsm8k.yaml", "torch_dtype=bfloat16", "of TRL 1.16.0; write it as dtype"),
+        (
+            "trl_gsm8k.yaml",
+            "max_prompt_length=512",
+            "write prompts.max_prompt_tokens, with on_long_prompt: truncate_start",
+        ),
+        ("trl_gsm8k.yaml", "system_prompt=Think", "write it as prompts.system_prompt into the run file"),
         ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16", "use bf16 or fp32"),
@@ -407,6 +419,19 @@ def test_agents_and_tools_of_verl_are_refused_without_its_switch_too(setting):
     assert "write turns and tools as an environment" in refused("verl_gsm8k.sh", f"actor_rollout_ref.rollout.{setting}")
     # As in every resolved configuration.
     text_of("verl_gsm8k.sh", f"actor_rollout_ref.rollout.{setting.partition('=')[0]}=null")
+
+
+def test_a_setting_without_a_place_is_not_advised_to_be_left_out():
+    """Seen before: a warm-up of an older release was lost by the advice."""
+    said = refused("trl_gsm8k.yaml", "temprature=0.7")
+    assert "write that release's setting; remove it only if it does not change learning" in said
+    assert "leave it out" not in said
+
+
+@pytest.mark.parametrize("system", PEERS)
+def test_a_setting_that_moved_is_in_no_other_part_of_the_table(system):
+    peer = PEERS[system]
+    assert [name for name in peer.moved if name in peer.defaults or peer.reason_to_drop(name)] == []
 
 
 def test_files_of_like_names_stay_apart():
