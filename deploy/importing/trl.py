@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from deploy.importing import reading
-from deploy.importing.table import NO_NUMBER, Given, Made, Peer, Row, last_share, only, same
+from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _DEFAULTS: dict[str, Any] = {
     "model_name_or_path": None, "model_revision": "main", "trust_remote_code": False, "model_init_kwargs": None,
@@ -42,6 +42,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
          "off_policy_mask_threshold", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
          "vllm_importance_sampling_cap"), NO_NUMBER,
     ),
+    "lr_scheduler_kwargs": (dict, type(None)),
     "scale_rewards": (str, bool), "reward_weights": (list, type(None)), "dtype": (str, type(None)),
 }  # fmt: skip
 
@@ -406,16 +407,32 @@ def _sampling(given: Given) -> Made:
 
 def _schedule(given: Given) -> Made:
     kind, warmup = given["lr_scheduler_type"], given["warmup_steps"]
-    known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-    made: Made = {"optimizer.schedule": given.chosen("lr_scheduler_type", known, why="is not supported")}
-    _, mini_batches, iterations = _updates(given)
+    known = {"linear": "linear", "cosine": "cosine", "constant": "constant"}
+    known |= {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
+    schedule = given.chosen("lr_scheduler_type", known, why="is not supported")
+    made: Made = {"optimizer.schedule": schedule}
+    lowest, (_, mini_batches, iterations) = _lowest_share(given), _updates(given)
     length, steps = _steps(given), 0
     if kind != "constant" and warmup:
         steps = math.ceil(warmup * length if warmup < 1 else warmup / (mini_batches * iterations))
         made["optimizer.warmup_steps"] = steps
-    if kind in ("linear", "cosine"):
-        made["optimizer.min_learning_rate_share"] = last_share(kind, max(length - steps, 1))
+    if schedule in ("linear", "cosine"):
+        made["optimizer.min_learning_rate_share"] = last_share(schedule, max(length - steps, 1), lowest=lowest)
     return made
+
+
+def _lowest_share(given: Given) -> float:
+    """The share of the peak rate to which the schedule decays."""
+    settings: dict[str, Any] = given["lr_scheduler_kwargs"] or {}
+    if given["lr_scheduler_type"] != "cosine_with_min_lr":
+        if settings:
+            given.refuse("lr_scheduler_kwargs", "is not supported with this lr_scheduler_type; leave it out")
+        return 0.0
+    share: Any = settings.get("min_lr_rate")
+    if len(settings) != 1 or type(share) not in NUMBER or not 0 <= share <= 1:
+        given.refuse("lr_scheduler_kwargs", "is not supported; write only min_lr_rate, a share of learning_rate")
+        return 0.0
+    return share
 
 
 def _optimizer(given: Given) -> Made:
@@ -543,11 +560,12 @@ TRL = Peer(
             make=_optimizer,
         ),
         Row(
-            of=f"lr_scheduler_type warmup_steps {_LENGTH}",
+            of=f"lr_scheduler_type lr_scheduler_kwargs warmup_steps {_LENGTH}",
             ours="optimizer.schedule optimizer.min_learning_rate_share optimizer.warmup_steps",
             make=_schedule,
             note="TRL's rate changes with every update, ours with every step. TRL's warm-up begins at 0; here the first step has "
-            "1/warmup_steps of the rate. Both end at the rate of TRL's last step. Between, a cosine differs by a step at most.",
+            "1/warmup_steps of the rate. Both end at the rate of TRL's last step. Between, a cosine differs by a step at most. "
+            "`cosine_with_min_lr` needs `min_lr_rate` in `lr_scheduler_kwargs`.",
         ),
         Row(
             of="use_peft lora_r lora_alpha lora_dropout disable_dropout lora_target_modules",
@@ -578,7 +596,6 @@ TRL = Peer(
         only(
             "the optimizer is AdamW; leave it out", "optim optim_args", also={"optim": "adamw_torch", "optim_args": ""}
         ),
-        only("the rate decays to 0; leave it out", "lr_scheduler_kwargs", also={"lr_scheduler_kwargs": {}}),
         only(
             "adapters are plain LoRA, on weights that are not quantized; leave it out",
             "use_rslora use_dora load_in_8bit load_in_4bit",

@@ -498,6 +498,19 @@ def test_a_decay_of_two_steps_learns_in_both():
     assert run_of("verl_gsm8k.sh", *more).optimizer.min_learning_rate_share == pytest.approx(0.1 + 0.9 / 2)
 
 
+def test_a_cosine_of_trl_may_end_at_a_share_of_its_rate():
+    cosine, share = "lr_scheduler_type=cosine_with_min_lr", "lr_scheduler_kwargs={min_lr_rate: 0.1}"
+    optimizer = run_of("trl_gsm8k.yaml", cosine, share, "max_steps=2", "warmup_steps=0").optimizer
+    # Half way from the rate to a tenth of it.
+    assert (optimizer.schedule, optimizer.min_learning_rate_share) == ("cosine", pytest.approx(0.55))
+    for other in ("{min_lr: 1e-7}", "{min_lr_rate: 0.1, num_cycles: 1}", "{min_lr_rate: 10}", "null"):
+        said = refused("trl_gsm8k.yaml", cosine, f"lr_scheduler_kwargs={other}")
+        assert "is not supported; write only min_lr_rate, a share of learning_rate" in said
+    said = refused("trl_gsm8k.yaml", "lr_scheduler_type=cosine", share)
+    assert "lr_scheduler_kwargs={'min_lr_rate': 0.1} is not supported with this lr_scheduler_type" in said
+    assert "lr_scheduler_kwargs='a' must be a mapping or null" in refused("trl_gsm8k.yaml", "lr_scheduler_kwargs=a")
+
+
 def test_both_settings_of_trls_batch_may_stand_where_they_agree():
     # 8 on each of 4 processes, 4 times.
     both = ["generation_batch_size=128", "steps_per_generation=4"]
