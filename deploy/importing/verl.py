@@ -378,9 +378,11 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _shaping(given: Given) -> Made:
-    manager = given["reward_model.reward_manager"] or given["reward.reward_manager.name"]
+    old, new = "reward_model.reward_manager", "reward.reward_manager.name"
+    name = old if given[old] else new
+    manager = given[name]
     if manager not in ("naive", "dapo"):
-        given.refuse("reward.reward_manager.name", "is not supported; use naive or dapo, or write it as a judge")
+        given.refuse(name, "is not supported; use naive or dapo, or write it as a judge")
     kwargs = _LEGACY_KWARGS if any(name.startswith(f"{_LEGACY_KWARGS}.") for name in given.values) else _KWARGS
     buffer = f"{kwargs}.overlong_buffer_cfg"
     if not given[f"{buffer}.enable"]:

@@ -385,6 +385,8 @@ def test_all_that_cannot_be_said_is_refused_at_once():
             "write prompts.max_prompt_tokens, with on_long_prompt: truncate_start",
         ),
         ("trl_gsm8k.yaml", "system_prompt=Think", "write it as prompts.system_prompt into the run file"),
+        ("verl_gsm8k.sh", "reward.reward_manager.name=prime", "reward.reward_manager.name='prime' is not supported"),
+        ("verl_gsm8k.sh", "reward_model.reward_manager=prime", "reward_model.reward_manager='prime' is not supported"),
         ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16", "use bf16 or fp32"),
