@@ -447,7 +447,13 @@ def _loss(given: Given) -> Made:
         given.refuse(f"{_ACTOR}.clip_ratio_c", "is an error in verl too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
         given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is an error in verl too; set it above 0")
-    if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
+    is_per_sequence = given[f"{_ACTOR}.loss_agg_mode"] == "seq-mean-token-mean"
+    if mode == "gspo" and not is_per_sequence:
+        given.note(
+            "verl before 0.9.1 ignores loss_agg_mode with loss_mode=gspo, and applies seq-mean-token-mean. To repeat such a run, "
+            f"import it with --set {_ACTOR}.loss_agg_mode=seq-mean-token-mean."
+        )
+    if mode == "sapo" and not is_per_sequence:
         given.refuse(
             f"{_ACTOR}.loss_agg_mode", "is ignored by verl's SAPO loss; use seq-mean-token-mean, which it applies"
         )

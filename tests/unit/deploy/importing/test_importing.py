@@ -218,6 +218,13 @@ def test_every_loss_of_verl_makes_an_objective(mode, loss, part):
     Objective.of_run(run)
 
 
+def test_a_gspo_of_older_verls_is_aggregated_otherwise_and_the_run_file_says_so():
+    actor, said = "actor_rollout_ref.actor", "# verl before 0.9.1 ignores loss_agg_mode with loss_mode=gspo"
+    gspo = f"{actor}.policy_loss.loss_mode=gspo"
+    assert said in text_of("verl_gsm8k.sh", gspo) and said not in text_of("verl_gsm8k.sh")
+    assert said not in text_of("verl_gsm8k.sh", gspo, f"{actor}.loss_agg_mode=seq-mean-token-mean")
+
+
 def test_verls_shuffle_deals_trajectories_to_mini_batches():
     """verl: a DataLoader with `shuffle` over the rows of a batch, anew in every epoch."""
     shuffle, part = "actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.ppo_mini_batch_size"
