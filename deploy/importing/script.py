@@ -13,6 +13,8 @@ from deploy.config.yaml_text import parse
 WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
 """A word that is `$name`, `${name}`, or `${name:-...}` and the like. Not `"${name[@]}"`: words of an array are read where it is filled."""
+_DEFAULT = re.compile(r"\$\{([^\W\d]\w*):?-([^${}]*)\}")
+"""`${name:-value}` with a plain value."""
 _ARRAY = re.compile(r"\$\{\w+\[[@*]\]\}")
 """A word that is all words of an array."""
 _PROGRAM = "-m"
@@ -43,10 +45,17 @@ class Unresolved(str):
     __slots__ = ()
 
 
+class Default(str):
+    """The text of a variable that the environment may set, by the script's default."""
+
+    __slots__ = ()
+
+
 def settings(path: str, *, way_out: str) -> dict[str, Any]:
     """Words `a.b=value` are settings, as are hydra's options for the main file and the program after `-m` in a command with settings. Words
     `name=value` set variables, which replace `$name` and `${name}` in later words. Any other `$` is unresolved. So is a variable or setting
-    that gets a second value: which one a shell takes may depend on an `if`.
+    that gets a second value: which one a shell takes may depend on an `if`. `${name:-value}` is the value if nothing before sets the
+    variable, and `$name` is then a `Default` in the result.
 
     Raises ConfigError for a file that cannot be read or has no settings.
     """
@@ -54,15 +63,16 @@ def settings(path: str, *, way_out: str) -> dict[str, Any]:
         commands = list(_commands(Path(path).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; {way_out}") from error
-    variables: dict[str, str] = {}
+    variables = {"HOME": "~"}
+    defaults: dict[str, str] = {}
     values: dict[str, Any] = {}
     for words in commands:
-        for name, value in _of_a_command(words, variables, source=path).items():
+        for name, value in _of_a_command(words, variables, defaults, source=path).items():
             earlier = values.get(name, value)
             values[name] = value if earlier == value else Unresolved(f"{earlier} or {value}")
     if not values:
         raise ConfigError(f"{path} holds no settings as key=value; {way_out}")
-    return values
+    return {f"${name}": Default(text) for name, text in defaults.items()} | values
 
 
 def named(word: re.Match[str]) -> str:
@@ -91,8 +101,16 @@ def _commands(text: str) -> Iterator[list[str]]:
     yield words
 
 
-def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: str) -> dict[str, Any]:
-    """Settings of one command, in which hydra takes the later of two values. Sets `variables`."""
+def _of_a_command(
+    words: Sequence[str], variables: dict[str, str], defaults: dict[str, str], *, source: str
+) -> dict[str, Any]:
+    """Settings of one command, in which hydra takes the later of two values. Sets `variables`, and `defaults` of variables that are not."""
+
+    def default(found: re.Match[str]) -> str:
+        name, text = found.groups()
+        is_clear = name not in variables and defaults.setdefault(name, text) == text
+        return text if is_clear else found[0]
+
     found: dict[str, Any] = {}
     unknown: list[str] = []
     has_settings = False
@@ -103,7 +121,7 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
         setting = WORD.fullmatch(word)
         if setting is None:
             continue
-        name, text = setting["name"], Template(setting["text"]).safe_substitute(variables)
+        name, text = setting["name"], _DEFAULT.sub(default, Template(setting["text"]).safe_substitute(variables))
         is_variable = "." not in name and not setting["mark"] and not name.startswith("-")
         if is_variable:
             is_clear = not setting["more"] and variables.get(name, text) == text

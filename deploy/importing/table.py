@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import Plugin
-from deploy.importing.script import Unresolved
+from deploy.importing.script import Default, Unresolved
 from learner.algorithms.objective.inert import waits_for_ratios
 
 T = TypeVar("T")
@@ -160,14 +161,19 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
     values = _with_whole_mappings(values, peer)
     given = Given(values=values, defaults=peer.defaults, types=peer.types)
     dropped: dict[str, tuple[str, ...]] = {}
-    for name in values:
+    taken: list[str] = []
+    for name, value in values.items():
         reason = None if name in peer.defaults else peer.reason_to_drop(name)
-        if name.startswith("$"):
+        if isinstance(value, Default):
+            taken.append(f"{name}={hidden(value, name)}")
+        elif name.startswith("$"):
             given.refuse(name, "is not resolved; write its words in its place, or leave it out")
         elif reason is not None:
             dropped[reason] = (*dropped.get(reason, ()), name)
         elif name not in peer.defaults:
             given.refuse(name, f"is not a known setting of {peer.title} {peer.version}; {peer.in_place_of(name)}")
+    if taken:
+        given.note(f"The environment may set variables of the script. Their defaults were taken: {', '.join(taken)}.")
     settings: Made = {}
     comments: dict[str, str] = {}
     origins: set[str] = set()

@@ -15,6 +15,7 @@ from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
 from deploy.importing import PEERS, run_file, verl
 from deploy.importing.reading import flat, hydra
+from deploy.importing.script import Unresolved
 from deploy.importing.table import Given
 from learner.algorithms.objective import Objective
 
@@ -669,6 +670,36 @@ def test_a_variable_with_two_values_is_not_resolved(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text("if true; then\nLR=1e-6\nelse\nLR=2e-6\nfi\npython x actor_rollout_ref.actor.optim.lr=$LR\n")
     assert hydra(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+
+
+def test_the_default_of_a_variable_is_taken_and_named(tmp_path):
+    script = tmp_path / "run.sh"
+    lr = "actor_rollout_ref.actor.optim.lr"
+    text = (CONFIGS / "verl_gsm8k.sh").read_text().replace(f"{lr}=1e-6", f"{lr}=$LR data.seed=${{SEED:-7}}")
+    script.write_text("LR=${LR:-3e-6}\nexport WANDB_API_KEY=${WANDB_API_KEY:-sesame}\n" + text)
+    imported = run_file("verl", str(script), ["num_prompts=7473"])
+    run = validated(parse(imported, source="run.sh"))
+    assert (run.optimizer.learning_rate, run.seed) == (3e-6, 7)
+    said = "The environment may set variables of the script. Their defaults were taken: $LR=3e-6, $WANDB_API_KEY=<hidden>, $SEED=7."
+    assert said in " ".join(imported.replace("\n#", "").split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x; then LR=2e-6; fi\npython x a.lr=${LR:-1e-6}",
+        "python x a.steps=${LR:-1}\npython x a.lr=${LR:-2}",
+        "python x a.lr=${LR:-$(date)}",
+    ],
+)
+def test_a_default_that_may_not_be_the_value_is_not_resolved(tmp_path, text):
+    assert isinstance(words_of(tmp_path, text)["a.lr"], Unresolved)
+
+
+def test_the_home_folder_is_a_tilde_in_a_script(tmp_path):
+    text = 'DATA=${DATA:-"$HOME/data"}\npython x a.path=${HOME}/m a.files="[\'$DATA/a.parquet\']"'
+    found = words_of(tmp_path, text)
+    assert (found["a.path"], found["a.files"]) == ("~/m", ["~/data/a.parquet"])
 
 
 def words_of(folder: Path, text: str, *more: str) -> dict[str, Any]:
