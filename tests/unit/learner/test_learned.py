@@ -258,4 +258,4 @@ def test_an_episode_of_several_segments_has_one_row_as_long_as_all_of_them(model
     learner.update(segmented((1.0, [2, 3]), (0.0, [4]), (0.5, [1, 1, 1])))
     lengths = {key: len(row.policy_logprobs) for key, row in _rows(_learned(learner)).items()}
     assert lengths == {(0, 0): 5, (0, 1): 4, (0, 2): 3}
-    assert learner.last_step() is not None and learner.last_step().num_trajectories == 3
+    assert learner.last_step() is not None and learner.last_step().metrics["learner/trajectories"] == 3
