@@ -263,10 +263,11 @@ def check_mathematics(config: RunConfig, *, keeps_inert: bool = False) -> "Objec
 
     try:
         run_dir = RunDirectory(config.run_dir)
-        objective = Objective.of_run(config, keeps_inert=keeps_inert or run_dir.has_finished_a_step())
+        is_there = run_dir.exists(RUN_YAML)
+        objective = Objective.of_run(config, keeps_inert=keeps_inert or (is_there and run_dir.has_finished_a_step()))
         objective.check_parts(config.buffer.trajectories_per_group)
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
-        if not run_dir.exists(RUN_YAML):
+        if not is_there:
             objective.check_rewards()
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
