@@ -39,7 +39,7 @@ test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: re
 	@$(INTEGRATION) tests/gpu -m "not acceptance and not exhaustive and not gpu"
 
 acceptance: $(STAMP) ## the long proofs
-	@$(PYTEST) tests/integration -m "alone and not gpu"
+	@$(PYTEST) tests/integration -m "alone and not exhaustive and not gpu"
 	@$(INTEGRATION) -m "acceptance and not exhaustive and not alone and not gpu"
 
 exhaustive: $(STAMP) ## proofs that say again, on other runs, what those of CI say: ten minutes

@@ -112,14 +112,15 @@ def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_bac
     ):
         until(lambda: run.num_steps() >= 1, process=driver)
         with slowed(run, "rollout-0"):
-            until(lambda: "rollout-1" in run.samplers(), process=driver)
+            # Not always rollout-1: the rule may take back what it asked for before that one is there.
+            until(lambda: run.samplers() - {"rollout-0"}, process=driver)
             until(lambda: head.num_nodes() == 2, process=driver)
         with slowed(run, "learner-0"):
-            until(lambda: "rollout-1" in _left(run), process=driver)
+            until(lambda: run.events("scale")[-1]["num_workers"] == 1, process=driver)
         until(lambda: head.num_nodes() == 1, process=driver)
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
-    grown, shrunk = run.events("scale")[:2]
+    grown, *_, shrunk = run.events("scale")
     assert (grown["before"], grown["num_workers"], grown["reason"]) == (1, 2, "elastic")
     assert grown["wait_share"] > 0.1 and grown["factor"] == 2.0
     assert (shrunk["before"], shrunk["num_workers"], shrunk["reason"]) == (2, 1, "elastic")
