@@ -34,7 +34,7 @@ class NamedFiles:
 
 
 def named_files(config: RunConfig) -> Iterator[NamedFiles]:
-    """Models, tokenizer, rubrics and own code. Of weights, only names, shapes and first bytes are read."""
+    """Models, tokenizer and rubrics. Of weights, only names, shapes and first bytes are read."""
     local = with_local_models(config)
     yield from _of_model(local.model)
     yield from _of_reference(local.model, local.reference)
@@ -42,7 +42,6 @@ def named_files(config: RunConfig) -> Iterator[NamedFiles]:
     if (value := local.algorithm.value) is not None and value.path is not None:
         own = ModelConfig(path=value.path, revision=value.revision)
         yield _weights("algorithm.value.path", own, "mathematics", "value", "fingerprint")
-    yield from _of_own_code(config)
 
 
 def refuse_other_files(run_dir: RunDirectory, config: RunConfig) -> None:
@@ -114,28 +113,21 @@ def _of_rewards(reward: RewardConfig) -> Iterator[NamedFiles]:
         )
 
 
-def _of_own_code(config: RunConfig) -> Iterator[NamedFiles]:
-    """The source files of the user's own functions that compute something. Not compared: to mend a judge in mid-run is a user's right."""
+def own_code(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of the source file of each function of the user's own that computes something, by its name. For the passport alone: to mend a
+    judge in mid-run is a user's right."""
     run = config.model_dump(mode="json")
+    digests: dict[str, str] = {}
     for setting, home in homes_in(run).items():
-        if home in (SINKS, TRANSPORTS):
-            continue
         named = reduce(lambda section, key: (section or {}).get(key), setting.split("."), run)
         for each in named if isinstance(named, list) else [named]:
-            if not each or (
-                isinstance(each, dict) and "name" not in each
-            ):  # prompts of several sources, which have settings of their own
-                continue
-            plugin = Plugin.model_validate(each)
-            if ":" in plugin.name:
-                yield NamedFiles(
-                    field=setting,
-                    path=plugin.name,
-                    kind="code",
-                    place=("files", "code", plugin.name),
-                    digest=hashlib.sha256(source_bytes(find(plugin, home=home, field=setting))).hexdigest(),
-                    is_compared=False,
-                )
+            # Prompts of several sources have no name of their own, and a setting for each source.
+            has_name = bool(each) and (isinstance(each, str) or "name" in each)
+            plugin = Plugin.model_validate(each) if has_name and home not in (SINKS, TRANSPORTS) else None
+            if plugin is not None and ":" in plugin.name:
+                source = source_bytes(find(plugin, home=home, field=setting))
+                digests[plugin.name] = hashlib.sha256(source).hexdigest()
+    return digests
 
 
 def _weights(field: str, model: ModelConfig, *place: str) -> NamedFiles:

@@ -73,15 +73,14 @@ class ChatFormatter:
     @cached_property
     def has_channels(self) -> bool:
         """Whether the model writes its reasoning in a channel, as gpt-oss does."""
-        return CHANNEL in self._tokenizer.get_vocab()
+        return CHANNEL in self._tokenizer.get_added_vocab()
 
     @cached_property
     def _special_tags(self) -> frozenset[int]:
         """The tags of reasoning and the marks of channels that the tokenizer calls special."""
-        vocabulary = self._tokenizer.get_vocab()
+        added = self._tokenizer.get_added_vocab()
         tags = (THINK, END_OF_THINK, *(CHANNEL_MARKS if self.has_channels else ()))
-        known = [vocabulary[tag] for tag in tags if tag in vocabulary]
-        return frozenset(each for each in known if not self.searched([each]))
+        return self._special_ids & {added[tag] for tag in tags if tag in added}
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:

@@ -8,6 +8,8 @@ from cluster.contracts.foreign import described, line_of
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 
 def prompt_at(source: PromptSource, index: int) -> Prompt:
     """Prompt `index` of the source.
@@ -37,11 +39,17 @@ def _why_refused(prompt: Any) -> str | None:
     if not isinstance(text, str | None) or not isinstance(messages, list | None) or text is messages is None:
         return f"messages={messages!r:.80} must be a list, or text={text!r:.80} a text"
     read_as_json: dict[str, Any] = {"prompt_id": prompt_id, "text": text, "messages": messages, **prompt.columns}
+    if _why_no_json(read_as_json) is None:
+        return None
     for name, value in read_as_json.items():
-        try:
-            json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError
-            return (
-                f"{name}={value!r:.80} has no JSON ({described(error)}); give texts, numbers, lists, mappings or None"
-            )
+        if why := _why_no_json({name: value}):
+            return f"{name}={value!r:.80} has no JSON ({why}); give texts, numbers, lists, mappings or None"
+    return None
+
+
+def _why_no_json(value: Any) -> str | None:
+    try:
+        _JSON.encode(value).encode()
+    except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError
+        return described(error)
     return None

