@@ -46,6 +46,7 @@ from deploy.prompt_rows import refuse_other_rows
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
+from deploy.versions import versions
 
 
 def train(
@@ -118,7 +119,7 @@ async def _owning(
             with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
                     moved = {"moved": run_dir.moved} if run_dir.moved else {}
-                    log.event("launched", started_at=psutil.Process().create_time(), **moved)
+                    log.event("launched", started_at=psutil.Process().create_time(), versions=versions(), **moved)
                     if chosen is not None:
                         log.event("compute_type", dtype=config.model.dtype, message=f"computes in {chosen}")
                     if note := long_warmup(config):

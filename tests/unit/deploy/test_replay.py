@@ -12,7 +12,7 @@ from cluster.contracts.learned import read_learned, written_learned
 from cluster.contracts.types import BroadcastStats
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import PRUNED
-from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import EVENTS, PASSPORT, RunDirectory
 from cluster.supervision.placement import ClusterResources, Node
 from deploy import replay as replaying
 from deploy.cluster_up import start_up
@@ -67,6 +67,27 @@ def test_a_difference_names_the_settings_that_the_run_changed_on_its_way(tmp_pat
         "not equal: the run published b; it changed learner.num_ranks on its way, so steps "
     )
     assert Replay(num_steps=2, digest="a", recorded_digest="a", moved=("learner.num_ranks",)).verdict == "equal"
+
+
+def test_a_difference_names_what_the_run_was_computed_with_and_the_replay_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(replaying, "versions", lambda: {"torch": "2.13", "ray": "2.60"})
+    directory = RunDirectory(str(tmp_path))
+    directory.write_json(PASSPORT, {"versions": {"torch": "2.12", "ray": "2.60"}, "learner": {"processor": "AMX"}})
+    for drivers in ({"torch": "2.12", "vllm": "0.32"}, {"torch": "2.13"}):
+        directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "versions": drivers})
+    others = replaying._others(directory, {"processor": "AVX512"})
+    assert others == ("torch 2.12 (now 2.13)", "vllm 0.32 (now none)", "the processor AMX (now AVX512)")
+    other = Replay(num_steps=2, digest="a", recorded_digest="b", others=others[:1])
+    assert other.verdict == (
+        "not equal: the run published b; it was computed with torch 2.12 (now 2.13), which may round differently"
+    )
+
+
+@pytest.mark.parametrize("passport", ["{}", '{"versions": {}, "learner": {}}', "torn"])
+def test_an_earlier_or_unreadable_passport_has_nothing_to_compare(tmp_path, passport):
+    (tmp_path / PASSPORT).write_text(passport)
+    (tmp_path / EVENTS).write_text('{"kind": "launched", "time": 1.0}\n')
+    assert replaying._others(RunDirectory(str(tmp_path)), {"processor": "AVX512"}) == ()
 
 
 def broadcast(version: int, digest: str) -> dict[str, Any]:
@@ -150,7 +171,7 @@ def learned_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     async def learned(config, run_dir, ledger, *, address):
         asked.append(ledger.version)
-        return written_learned([], policy_version=ledger.version - 1), "the same"
+        return written_learned([], policy_version=ledger.version - 1), "the same", {"processor": "AVX512"}
 
     monkeypatch.setattr(replaying, "_learned", learned)
     return asked
