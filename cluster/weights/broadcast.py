@@ -5,7 +5,7 @@ The transport moves the bytes and collects the proofs. `Weights` decides when ea
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -104,7 +104,7 @@ class Weights:
         try:
             while True:
                 workers = {worker.name: worker for worker in fleet.workers()}
-                sent = _blaming(await self._transport.deliver(list(workers.values())), num_lost)
+                sent = _blaming(_of_all(workers, await self._transport.deliver(list(workers.values()))), num_lost)
                 seconds = published.seconds + sent.seconds
                 stats = self._note(replace(sent, seconds=seconds, publish_seconds=published.seconds))
                 if not any(isinstance(error, LostError) for _, error in stats.failures):
@@ -165,7 +165,7 @@ class Weights:
         """Loads the version published last. False if it is lost, or if a broadcast began or a newer version was published meanwhile."""
         await self._is_sent.wait()
         published = self._last
-        stats = _blaming(await self._transport.catch_up([worker]), num_lost)
+        stats = _blaming(_of_all([worker.name], await self._transport.catch_up([worker])), num_lost)
         for _, error in self._failures(stats):
             if not isinstance(error, LostError):
                 raise error
@@ -190,7 +190,7 @@ class Weights:
                 await self.publish()
 
     async def _publish(self) -> BroadcastStats:
-        published = await self._transport.publish(self._learner)
+        published = _of_all((), await self._transport.publish(self._learner))
         return replace(published, publish_seconds=published.seconds)
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
@@ -213,6 +213,26 @@ class Weights:
             (name, WorkerError(f"{name} cannot serve: {error}", actor=name, stage="load") if name in refused else error)
             for name, error in stats.failures
         ]
+
+
+def _of_all(workers: Iterable[str], stats: BroadcastStats) -> BroadcastStats:
+    """Adds a failure for each worker of which the transport says nothing: it must not sample under unproven weights. Raises WeightsError
+    for another answer than BroadcastStats."""
+    answer: object = stats  # a transport may be a user's own
+    if not isinstance(answer, BroadcastStats):
+        raise WeightsError(f"the transport of weights.transport returned {answer!r}, not BroadcastStats; return those")
+    told = {*(proof.worker for proof in stats.attestations), *(name for name, _ in stats.failures)}
+    silent = tuple(
+        (
+            name,
+            WorkerError(
+                f"{name}: weights.transport returned neither its proof nor its failure", actor=name, stage="load"
+            ),
+        )
+        for name in workers
+        if name not in told
+    )
+    return replace(stats, failures=(*stats.failures, *silent)) if silent else stats
 
 
 def _blaming(stats: BroadcastStats, num_lost: Counter[str]) -> BroadcastStats:

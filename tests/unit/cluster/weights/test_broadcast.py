@@ -363,6 +363,35 @@ async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():
     assert fleet.replaced == [("a", died)] and stats.policy_version == 0
 
 
+class ForgetfulTransport(ScriptedTransport):
+    """Says nothing of the worker "b"."""
+
+    async def _load(self, workers: Any) -> BroadcastStats:
+        return await super()._load([worker for worker in workers if worker.name != "b"])
+
+
+async def test_a_worker_of_which_a_transport_says_nothing_serves_nothing():
+    """Such a worker would go on with the version before, unproven. A transport may be a user's own."""
+    weights, fleet = weights_over(ForgetfulTransport(), num_workers=2), Fleet("a", "b")
+    await broadcast(weights, fleet)
+    ((name, error),) = fleet.replaced
+    assert (name, str(error)) == ("b", "b: weights.transport returned neither its proof nor its failure")
+    with pytest.raises(WorkerError, match="neither its proof nor its failure"):
+        await weights.join(ScriptedWorker("b"))
+
+
+@pytest.mark.parametrize("part", ["publish", "deliver", "catch_up"])
+async def test_a_transport_that_returns_nothing_is_told_so(part):
+    async def nothing(of: Any) -> None: ...
+
+    transport = ScriptedTransport()
+    setattr(transport, part, nothing)
+    weights = weights_over(transport)
+    with pytest.raises(WeightsError, match=r"the transport of weights\.transport returned None, not BroadcastStats"):
+        await broadcast(weights, Fleet("a"))
+        await weights.join(ScriptedWorker("a"))
+
+
 async def test_one_worker_that_fails_its_canary_is_replaced_and_counted():
     fleet = Fleet("a", "b")
     weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
