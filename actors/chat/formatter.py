@@ -177,6 +177,11 @@ class ChatFormatter:
         """The text in which the engine looks for stop texts: without any special token."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def is_never_found(self, stop: str) -> bool:
+        """Whether this stop text is a special token that does not end a completion by itself: `searched` leaves it out."""
+        token_id = self._tokenizer.get_added_vocab().get(stop.strip())
+        return token_id in self._special_ids and token_id not in self.stop_token_ids
+
     def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as text, special tokens included."""
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)

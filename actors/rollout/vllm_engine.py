@@ -83,7 +83,8 @@ class VllmEngine:
         self._max_running = rollout.max_concurrent_sequences
         self._in_one_process = rollout.tensor_parallel_size == 1
         self._waiting: list[EngineRequest] = []
-        self._running: set[str] = set()
+        self._running: dict[str, EngineRequest] = {}
+        """By id, those that entered vLLM. It lets some of them wait where its cache is full."""
         self._seams: dict[str, StopSeam] = {}
         """By id of a resumed request with stop texts."""
         self._held: list[EngineOutput] = []
@@ -140,8 +141,9 @@ class VllmEngine:
         gone = set(request_ids)
         self._waiting = [request for request in self._waiting if request.request_id not in gone]
         self._held = [output for output in self._held if output.request_id not in gone]
-        running = sorted(gone & self._running)
-        self._running -= gone
+        running = sorted(gone & self._running.keys())
+        for name in running:
+            del self._running[name]
         self._seams = {name: seam for name, seam in self._seams.items() if name not in gone}
         if running:
             self._engine.abort_request(running)
@@ -239,8 +241,18 @@ class VllmEngine:
         # New requests must not find keys and values of the old weights. A reset cannot free blocks of running requests, so the cache is
         # also salted with the number of loads.
         self._num_loads += 1
+        self._begin_unsampled_anew()
         if not self._running:
             self._engine.reset_prefix_cache()
+
+    def _begin_unsampled_anew(self) -> None:
+        """For requests without a token of their own, which wait for room in vLLM: all their tokens will be of the new weights."""
+        states = self._engine.output_processor.request_states.values()
+        unsampled = {state.external_req_id for state in states if not state.detokenizer.output_token_ids}
+        again = [request for name, request in self._running.items() if name in unsampled]
+        self.abort([request.request_id for request in again])
+        # Before those that never entered vLLM, which came later.
+        self._waiting = sorted([*again, *self._waiting], key=lambda each: each.place)
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Natural log-prob of each token after the first under the present weights, at temperature 1.
@@ -273,7 +285,7 @@ class VllmEngine:
             except self._refusals as error:
                 refused.append(_refused(request.request_id, str(error)))
             else:
-                self._running.add(request.request_id)
+                self._running[request.request_id] = request
         return refused
 
     def _start(self, request: EngineRequest) -> None:
@@ -326,7 +338,7 @@ class VllmEngine:
             self._engine.abort_request([output.request_id])
             reason = "stop"
         if reason is not None:
-            self._running.discard(output.request_id)
+            self._running.pop(output.request_id, None)
             self._seams.pop(output.request_id, None)
             if reason == "error":
                 why = "vLLM ended it: its `structure` does not compile, or does not accept the sampled tokens"

@@ -74,6 +74,7 @@ def check(
         problems.attempt(model.check_shares, config)
         problems.attempt(model.check_heads, config)
         problems.attempt(model.check_biased_tokens, config)
+        problems.attempt(settings.check_stops, config, formatter)
         problems.attempt(model.check_quantized_layers, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     readable = formatter if has_room else None

@@ -19,6 +19,7 @@ from deploy.config.spelling import spelled_out
 from deploy.config.written import settings_in
 
 if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
     from learner.algorithms.objective import Objective
 
 _MAX_ADAPTER_RANK = 512
@@ -272,6 +273,19 @@ def check_mathematics(config: RunConfig, *, keeps_inert: bool = False) -> "Objec
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
     return objective
+
+
+def check_stops(config: RunConfig, formatter: "ChatFormatter") -> None:
+    """Raises ConfigError for a text of `sampling.stop` that no completion can contain. A run that resumes keeps it."""
+    lost = [stop for stop in config.sampling.stop if formatter.is_never_found(stop)]
+    if not lost:
+        return
+    run_dir = RunDirectory(config.run_dir)
+    if not (run_dir.exists(RUN_YAML) and run_dir.has_finished_a_step()):
+        raise ConfigError(
+            f"sampling.stop has {lost[0]!r}, a special token of the model: texts of completions leave these out, so it would end none; "
+            "add its id to eos_token_id in the model's generation_config.json, and leave it out here"
+        )
 
 
 def check_environment(config: RunConfig, *, is_local: bool) -> None:

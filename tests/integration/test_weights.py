@@ -12,6 +12,7 @@ import torch
 from transformers import ApertusConfig, ApertusForCausalLM
 
 from cluster.contracts.errors import BroadcastError, WeightsError
+from cluster.contracts.protocols import EngineOutput
 from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup
 from cluster.weights.process_group import Incoming, Member, Sender
 from learner.publishing import exported
@@ -169,6 +170,37 @@ async def test_an_update_in_flight_is_seen_by_tokens_and_never_by_the_prefix_cac
                 ended.add(output.request_id)
     for token_ids, logprobs in new.values():
         assert largest_error(logprobs, reference.logprobs([*prompt, *token_ids])[len(prompt) - 1 :]) < 1e-4
+
+
+def test_a_request_that_waits_for_room_in_the_cache_begins_under_the_new_weights_alone(tmp_path):
+    path = make_tiny_model(tmp_path, tied=True)
+    # Seven blocks of 128 tokens: of eight requests with slots, five have room beside their common prompt.
+    engine = start_engine(path, max_concurrent_sequences=8, kv_cache_bytes=7 * 2**17)
+    reference, prompt = Reference(path), (PROBE * 5)[:130]
+    tokens: dict[str, list[int]] = {}
+    logprobs: dict[str, list[float]] = {}
+
+    def take(outputs: list[EngineOutput]) -> int:
+        for output in outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            logprobs.setdefault(output.request_id, []).extend(output.logprobs)
+        return sum(output.finish_reason is not None for output in outputs)
+
+    names = [f"r{i}" for i in range(10)]
+    for i, name in enumerate(names):
+        engine.add(request(name, prompt, seed=i, max_tokens=40, ignore_eos=True))
+    for _ in range(10):
+        take(engine.step())
+    began_before = [*tokens]
+    assert engine.use().num_waiting == 8 - len(began_before) > 0
+    reference.perturb(seed=1)
+    engine.load(iter(reference.named_parameters()))
+    num_ended = 0
+    while num_ended < 10:
+        num_ended += take(engine.step())
+    assert [*tokens] == names, "the order in which they came"
+    for name in names[len(began_before) :]:
+        assert largest_error(logprobs[name], reference.logprobs([*prompt, *tokens[name]])[129:]) < 1e-4
 
 
 async def test_a_prompt_without_a_template_begins_with_one_bos_and_its_tokens_carry_their_version(tmp_path):

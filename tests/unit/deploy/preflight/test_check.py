@@ -541,6 +541,14 @@ def test_sampling_that_the_engine_would_refuse_for_every_prompt_is_refused(tmp_p
     check_settings(run(tmp_path, model, "sampling.json_schema={properties: {a: {type: string}}}"))
 
 
+def test_a_stop_text_that_no_completion_can_contain_is_refused(tmp_path, model):
+    """A run with a base model and `stop: ["<|im_end|>"]` sampled each completion to its longest."""
+    message = refusal(run(tmp_path, model, "sampling.stop=['7', '<pad>']"))
+    assert message.startswith("sampling.stop has '<pad>', a special token of the model: ")
+    # The model's end of sequence ends completions anyway, and a part of a token is text.
+    check(run(tmp_path, model, "sampling.stop=['<eos>', 'pad>', ' ']"))
+
+
 def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
     servers = f"reward.servers={{grader: {{path: {model}, num_servers: 2, kv_cache_bytes: {2**40}}}}}"
     message = refusal(run(tmp_path, model, "reward.judge=tests.unit.actors.judges:compares", servers))
