@@ -62,7 +62,8 @@ METRICS: dict[str, str] = {
     "tokens/truncated_share": "Share of trajectories that ended at a limit: `sampling.max_tokens`, context, or a limit of an episode.",
     "speed/sampling_tokens_per_s": "Completion tokens of finished groups per second of sampling, over all workers. Tokens of aborted "
     "trajectories and of stragglers do not count.",
-    "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks. Every epoch counts them again.",
+    "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks, demonstrations included. Every "
+    "epoch counts them again.",
     "time/step_s": "Wall-clock seconds of a step. It begins when the learner waits for groups, and ends when every worker serves the new "
     "weights. If weights travel while the next step learns (asynchronous runs), it ends when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",

@@ -40,9 +40,9 @@ class Update:
     stops_step: bool = False
     """Not made, nor any later one of the step: the policy had already moved too far."""
     num_tokens: int
-    """Prompt and completion tokens of its trajectories."""
+    """Prompt and completion tokens of its trajectories and demonstrations."""
     num_passes: int
-    """Micro-batches of each rank; ranks that share passes have the same ones."""
+    """Micro-batches of each rank; of ranks that share passes, only one counts those of demonstrations."""
 
     @property
     def is_made(self) -> bool:
@@ -111,8 +111,8 @@ class Updater:
         part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self._optimizer.zero()
         losses, seen = self._passes.accumulate(part, mini_batch, learned=learned, trains_policy=trains_policy)
-        if demonstrated:
-            seen += self._passes.imitate(demonstrated)
+        imitated = self._passes.imitate(demonstrated) if demonstrated else []
+        seen += imitated
         gradient_norms = self._optimizer.gradient_norms()
         statistics = self._passes.of_all_ranks(seen)
         laps.lap("time/gradient_s")
@@ -137,8 +137,8 @@ class Updater:
             is_skipped=not is_finite,
             is_empty=is_empty,
             stops_step=stops_step,
-            num_tokens=sum(batch.rows[row].num_tokens for row in mini_batch.rows),
-            num_passes=len(mini_batch.micro_batches),
+            num_tokens=sum(row.num_tokens for row in (*(batch.rows[row] for row in mini_batch.rows), *demonstrated)),
+            num_passes=len(mini_batch.micro_batches) + len(imitated),
         )
 
     def demonstrated(self, version: int, *, num_updates: int) -> list[list[TokenRow]]:

@@ -54,9 +54,9 @@ def _of_nodes(title: str, metric: str, *, unit: str, says: str, scaled: str = ""
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Learning": (
-        _panel("Reward", "reward/mean", "eval/reward", "buffer/candidate_reward"),
+        _panel("Reward", "reward/mean", "eval/reward", "eval/reward/<source>", "buffer/candidate_reward"),
         _panel("Reward by part, component and source", "reward/<component>"),
-        _panel("Held out", "eval/accuracy", "eval/pass_at_<k>"),
+        _panel("Held out", "eval/accuracy", "eval/accuracy/<source>", "eval/pass_at_<k>"),
         _panel("KL", "learner/kl_old_k3_mean", "learner/kl_rollout_k3_mean", "learner/kl_reference_k3_mean"),
         _panel("Entropy", "learner/entropy_mean"),
         _panel(

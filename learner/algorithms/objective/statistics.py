@@ -14,7 +14,7 @@ from torch import Tensor
 from learner.algorithms.placing import placed
 
 QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "loss": (("per_update",), "The loss that the optimizer minimises: the sum of the losses below."),
+    "loss": (("per_update",), "The sum of the losses below. While a critic warms up, only `value_loss` trains."),
     "policy_loss": (("per_update",), "Policy loss after corrections and aggregation."),
     "kl_loss": (("per_update",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
     "kl_rollout_loss": (("per_update",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
@@ -26,10 +26,17 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),
-        "Share of tokens whose loss a bound changed. Ratios out of range that PPO's minimum ignores do not count.",
+        "Share of tokens whose loss the lower or the upper bound changed, or that `clip_cov` dropped. Ratios out of range that PPO's "
+        "minimum ignores do not count, nor do the tokens of `clip_fraction_dual`.",
     ),
-    "clip_fraction_low": (("share",), "Share of tokens clipped by the lower bound (A < 0)."),
-    "clip_fraction_high": (("share",), "Share of tokens clipped by the upper bound (A > 0)."),
+    "clip_fraction_low": (
+        ("share",),
+        "Share of tokens clipped by the lower bound; under PPO's minimum only where A < 0.",
+    ),
+    "clip_fraction_high": (
+        ("share",),
+        "Share of tokens clipped by the upper bound; under PPO's minimum only where A > 0.",
+    ),
     "clip_fraction_dual": (("share",), "Share of tokens clipped by dual_clip, delta or a cap on weights."),
     "clip_fraction_covariance": (("share",), "`clip_cov`: share of tokens dropped by covariance and not by a bound."),
     "ratio_outside": (("share",), "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage."),
@@ -42,7 +49,8 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "kl_old_k3": (("mean", "min", "max"), "ρ − 1 − log ρ with ρ = π/π_old: KL(π_old ‖ π)."),
     "kl_step_k3": (
         ("mean", "max"),
-        "As `kl_old_k3`, but to the policy at the start of the step, for any π_old; only with `stop_at_kl` or `target_kl`.",
+        "As `kl_old_k3`, but to the policy at the start of the step, for any π_old; only with `stop_at_kl` or `target_kl`. That of the "
+        "update that `stop_at_kl` stops is only in `updates/kl_step_k3_mean/<number>`.",
     ),
     "kl_rollout_k1": (("mean", "min", "max"), "log μ − log π."),
     "kl_rollout_k3": (("mean", "min", "max"), "π/μ − 1 − log π/μ: KL(μ ‖ π)."),
@@ -120,7 +128,7 @@ OF_THE_LEARNER = {
     "gradient_norm_max": "The same; maximum over the step's updates.",
     "critic_gradient_norm": "As `gradient_norm`, of a critic with its own backbone, which is clipped separately.",
     "critic_gradient_norm_max": "The same; maximum over the step's updates.",
-    "learning_rate": "Of the step's updates; 0 when none was made.",
+    "learning_rate": "The policy's in the step's updates; 0 when none was made, and while a critic warms up.",
     "updates": "Optimizer updates made in the step.",
     "skipped": "Updates not made because loss or gradient were not finite.",
     "empty_updates": "Updates not made because filters and corrections left no token to train on.",

@@ -78,6 +78,15 @@ def test_one_update_has_the_gradient_of_both(model_path):
         assert_close(tensor, alone[name] + shown[name], rtol=1e-4, atol=1e-6)
 
 
+def test_their_passes_and_tokens_count_in_the_learner_speed(model_path):
+    """Two updates, each with a pass of its group (3 · 5 tokens of prompts, 2 + 3 + 4 of completions) and one of the demonstrations."""
+    made = learner_of(model_path, learner={"mini_batches": 2})
+    stats = made.update(*(make_group(i, lengths=(2, 3, 4)) for i in range(2)))
+    assert stats.metrics["learner/micro_batches"] == 4.0
+    # Demonstrations: 3 + 3 + 2 + 1 tokens of prompts and 2 + 4 + 1 + 3 of completions.
+    assert stats.metrics["speed/learning_tokens_per_s"] * stats.seconds == pytest.approx(2 * (24 + 19))
+
+
 def test_every_update_of_every_step_asks_for_its_own_and_a_resumed_run_for_the_same(model_path, tmp_path):
     learner = {"epochs": 2, "mini_batches": 2}
     asked, again = Asked(), Asked()

@@ -23,6 +23,11 @@ def test_standard_errors_are_not_among_the_shares_that_they_belong_to():
     assert _panels_of("eval/pass_at_4_stderr") == _panels_of("eval/accuracy_stderr") == ["eval"]
 
 
+def test_held_out_numbers_of_a_source_are_beside_those_of_all_sources():
+    assert _panels_of("eval/accuracy/math") == _panels_of("eval/accuracy") == ["Held out"]
+    assert _panels_of("eval/reward/math") == _panels_of("eval/reward") == ["Reward"]
+
+
 def _panels_of(metric: str) -> list[str]:
     """Titles of the panels with a query that finds the metric."""
     series = f"ray_{exported_name(metric)}"
