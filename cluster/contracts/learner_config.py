@@ -68,7 +68,8 @@ class LoraConfig(Section, mark=Mark.MATHEMATICS):
     """Share of an adapter's inputs that a training pass sets to 0."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     publish: Layout[Literal["merged", "adapter"]] = "merged"
-    """The weights that workers receive: the whole merged model, or only the adapter, which is small and which the engine applies."""
+    """The weights that workers receive: the whole merged model, or only the adapter, which is small and which the engine applies. With
+    bfloat16, `merged` rounds small changes away (docs/lora.md)."""
 
 
 class LearnerConfig(Section):

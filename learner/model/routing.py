@@ -81,7 +81,7 @@ class Routing:
     def statistics(self) -> Statistics:
         """Of the last pass: the share of recorded experts that the routers would not have chosen, and its load-balance loss."""
         routes = self._routers[0].routes
-        recorder = Recorder(self._routers[0].module.weight.device)
+        recorder = Recorder(next(self._routers[0].module.parameters()).device)
         if routes is not None:
             num_differing_T = torch.stack([router.num_differing_T for router in self._routers]).sum(0)
             share_T = num_differing_T / (len(self._routers) * self.num_experts_per_token)
@@ -113,9 +113,9 @@ class _Router:
     def _prove(self) -> None:
         """Raises ConfigError unless the router calls `topk` over all experts and uses its result."""
         module: Any = copy.deepcopy(self.module)
-        if module.weight.is_meta:
+        if next(module.parameters()).is_meta:
             module.to_empty(device="cpu")
-        weight: Tensor = module.weight
+        weight: Tensor = next(module.parameters())
         chosen_TLK = torch.arange(self.num_chosen, device=weight.device).flip(0).expand(3, self.layer + 1, -1)
         routes = Routes(experts_TLK=chosen_TLK, num_rows_T=torch.ones(3, device=weight.device))
         with _Choice(self, routes):

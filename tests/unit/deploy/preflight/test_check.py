@@ -22,7 +22,7 @@ from deploy.preflight import check, check_assumed, check_evaluation, check_learn
 from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
-from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths
+from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths, rounded_adapter
 from deploy.preflight.settings import check_effects, check_mathematics, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
@@ -296,6 +296,24 @@ def test_a_warmup_that_the_run_does_not_outlast_is_noted(settings, said, tmp_pat
     ]
     ends_well = rates[-1] < 1 if config.optimizer.schedule != "constant" else rates[-1] == 1
     assert config.optimizer.min_learning_rate_share == 1 or ends_well == (noted is None), rates
+    rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
+    assert rows == ({noted} if noted else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_rounded"),
+    [
+        ({"dtype": "bfloat16", "lora": {"rank": 4}}, True),
+        ({"dtype": "bfloat16", "lora": {"rank": 4, "publish": "adapter"}}, False),
+        ({"dtype": "float32", "lora": {"rank": 4}}, False),
+        ({"dtype": "bfloat16", "lora": None}, False),
+    ],
+)
+def test_an_adapter_that_is_rounded_into_the_engines_weights_is_noted(settings, is_rounded):
+    config = run_config(model={"path": "model", "dtype": settings["dtype"]}, learner={"lora": settings["lora"]})
+    noted = rounded_adapter(config)
+    assert (noted is not None) == is_rounded
+    assert noted is None or noted.startswith("learner.lora.publish=merged with model.dtype=bfloat16: ")
     rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
     assert rows == ({noted} if noted else set())
 

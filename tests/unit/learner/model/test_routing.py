@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers.models.afmoe.modeling_afmoe import AfmoeTokenChoiceRouter
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
@@ -154,6 +155,17 @@ def test_a_router_that_takes_more_than_hidden_states_is_refused():
 
     with pytest.raises(ConfigError, match="a BiasedRouter chooses its experts in an unsupported way"):
         _router(BiasedRouter)
+
+
+def test_a_router_whose_weight_is_in_a_layer_of_its_own_is_refused():
+    """That of AFMoE, which takes a bias of the experts too. Nothing of it is read by the name `weight`."""
+    router = AfmoeTokenChoiceRouter(
+        SimpleNamespace(num_experts_per_tok=2, num_experts=3, hidden_size=2, route_scale=1.0, route_norm=True)
+    )
+    config = SimpleNamespace(num_hidden_layers=1)
+    mixture: Any = _Mixture(router, config)
+    with pytest.raises(ConfigError, match="a AfmoeTokenChoiceRouter chooses its experts in an unsupported way"):
+        Routing(mixture)
 
 
 def test_where_all_experts_are_chosen_the_load_balance_loss_is_its_coefficient():
