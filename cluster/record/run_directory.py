@@ -54,6 +54,8 @@ _CHECKS = {
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _VARIABLE = re.compile(r"\$(\w|\{)")
+_JOBS_COPY = "/runtime_resources/working_dir_files/"
+"""Part of the path of a copy that Ray makes of the `working_dir` of `ray job submit`."""
 _OWNER_ONLY = 0o700
 """Only the owner may read the folder: trajectories and logs may hold texts of users."""
 
@@ -254,8 +256,8 @@ class RunDirectory(Storage):
             ) from error
 
     def check_place(self) -> None:
-        """Raises ConfigError if neither the folder, nor the first existing one above it, takes new files; StorageError if the store does
-        not."""
+        """Raises ConfigError if neither the folder, nor the first existing one above it, takes new files, or if they would not last;
+        StorageError if the store takes none."""
         self.reach()
         if self._store:
             self.write_file(_PROBE, b"")
@@ -264,6 +266,11 @@ class RunDirectory(Storage):
         if _VARIABLE.search(place) and not os.path.lexists(place):
             raise ConfigError(
                 f"run_dir={self.url!r} names a variable, which only a shell replaces; write its value, or set run_dir on the command line"
+            )
+        if _JOBS_COPY in os.path.realpath(place):
+            raise ConfigError(
+                f"run_dir={self.url!r} lies in a job's copy of its folder, which Ray removes; name an absolute path on a file system "
+                "that all nodes mount, or an object store"
             )
         while not os.path.lexists(place):
             place = os.path.dirname(place)

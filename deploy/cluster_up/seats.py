@@ -20,7 +20,7 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.waiting import AwaitedNode, leaving_nodes
 
 _SEAT_CHECK_S = 2.0
-"""Seconds between two looks of a waiting worker for a vacant seat."""
+"""Seconds between two looks of a waiting worker for a vacant seat, and until a run says that it waits for its seats."""
 
 
 class Seats:
@@ -190,7 +190,7 @@ async def seats(
 ) -> AsyncIterator[Seats]:
     """Reserves the plan's seats, and gives them back at the end. `start_s` is the deadline for an actor to come up. Without `reserved` it
     is also the deadline for the cluster to free its resources: raises WorkerError after it."""
-    reserved = reserved or partial(_freed, within_s=start_s)
+    reserved = reserved or partial(_freed, within_s=start_s, events=events)
     groups: list[Any] = []
     found: dict[int, Seat] = {}
     first, *others = placement.groups()
@@ -219,12 +219,19 @@ def _asked(asked: SeatGroup) -> Any:
     return placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
 
 
-async def _freed(group: Any, asked: SeatGroup, *, within_s: float) -> None:
+async def _freed(group: Any, asked: SeatGroup, *, within_s: float, events: Events) -> None:
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s), background() as tasks:
+            tasks.create_task(_say_if_it_waits(asked, within_s=within_s, events=events))
             await group.ready()
     except TimeoutError:
         raise WorkerError(
-            f"the cluster did not free {asked.resources} within {within_s:g} s; "
-            f"other programs hold its resources{await leaving_nodes()}: wait, or ask for less"
+            f"the cluster did not free {asked.resources} within {within_s:g} s; other programs hold its resources{await leaving_nodes()}: "
+            "wait longer (supervision.start_s, or --wait-for-nodes 2h), or ask for less"
         ) from None
+
+
+async def _say_if_it_waits(asked: SeatGroup, *, within_s: float, events: Events) -> None:
+    await asyncio.sleep(_SEAT_CHECK_S)
+    message = f"other programs hold the cluster's resources: waits up to {within_s:g} s for {asked.resources}"
+    events.event("waiting_for_nodes", message=message)

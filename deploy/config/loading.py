@@ -19,7 +19,7 @@ from cluster.contracts.hiding import hidden, was_hidden
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Section, fields, flat, section_in
 from deploy.config.spelling import spelled_out
-from deploy.config.yaml_text import dumped, parse, read_yaml
+from deploy.config.yaml_text import dumped, has_comment, has_folded_text, parse, read_yaml
 
 _NAMED_BY_USERS = ("sources", "by_source", "parts", "models", "servers")
 """Settings whose keys are names of the user's."""
@@ -143,7 +143,19 @@ def parsed(override: str) -> tuple[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not all(name.split(".")):
         raise ConfigError(f"override {override!r} is not of the form section.setting=value, such as num_steps=20")
-    return name, parse(text, source=f"override {hidden(override)!r}")
+    source = f"override {hidden(override)!r}"
+    value = parse(text, source=source)
+    if has_comment(text):
+        raise ConfigError(
+            f"{source}: YAML takes all from '#' on for a comment; "
+            f"write \"{name}='...'\" with both pairs of quotes, or leave the comment out"
+        )
+    if has_folded_text(text):
+        raise ConfigError(
+            f"{source}: YAML takes a line break in a text for a space; "
+            "write \\n between double quotes, or the text into the run file as a block (`|`)"
+        )
+    return name, value
 
 
 def _preset(values: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> str | None:

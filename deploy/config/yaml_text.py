@@ -115,6 +115,23 @@ def parse(text: str, *, source: str) -> Any:
         ) from error
 
 
+def has_comment(text: str) -> bool:
+    """Whether a readable document ends with a comment, which is no part of its value."""
+    return bool(text[max((each.end_mark.index for each in _content(text)), default=0) :].strip())
+
+
+def has_folded_text(text: str) -> bool:
+    """Whether a readable document has a text of several lines without quotes, which YAML joins to one."""
+    of_texts = (each for each in _content(text) if isinstance(each, yaml.ScalarToken) and each.plain)
+    return any(each.start_mark.line < each.end_mark.line for each in of_texts)
+
+
+def _content(text: str) -> list[yaml.Token]:
+    """Without tokens at the end of a document, behind its comments."""
+    ends = (yaml.StreamStartToken, yaml.StreamEndToken, yaml.BlockEndToken)
+    return [each for each in yaml.scan(text) if not isinstance(each, ends)]
+
+
 def read_yaml(path: str | Path, *, way_out: str) -> Any:
     """A file's values. Raises the errors of `read_text` and `parse`."""
     return parse(read_text(path, way_out=way_out), source=str(path))

@@ -521,6 +521,19 @@ def test_a_variable_that_no_shell_replaced_makes_no_folder_of_its_name(name, tmp
     RunDirectory(str(tmp_path / name)).check_place()
 
 
+def test_a_place_in_rays_copy_of_a_jobs_folder_is_refused(tmp_path, monkeypatch):
+    copy = tmp_path / "session_1/runtime_resources/working_dir_files/_ray_pkg_0123"
+    copy.mkdir(parents=True)
+    (copy / "shared").symlink_to(tmp_path)
+    monkeypatch.chdir(copy)
+    with pytest.raises(
+        ConfigError, match=r"run_dir='runs/mine' lies in a job's copy of its folder, which Ray removes; name an abs"
+    ):
+        RunDirectory("runs/mine").check_place()
+    RunDirectory("shared/mine").check_place()
+    RunDirectory(str(tmp_path / "mine")).check_place()
+
+
 @pytest.mark.parametrize("empty", ["", " ", "a\0b"])
 def test_an_empty_name_is_not_the_current_folder(empty):
     """Seen before: with `run_dir: ${OUT}` and an unset OUT the run's files came into the folder where the command ran."""

@@ -416,9 +416,13 @@ async def test_resources_that_do_not_come_free_name_the_nodes_that_go_away(monke
     monkeypatch.setattr(seats_module, "placement_group", Taken)
     monkeypatch.setattr(seats_module, "remove_placement_group", lambda group: None)
     monkeypatch.setattr(waiting, "draining_nodes", draining_nodes)
-    with pytest.raises(WorkerError, match=f"within 60 s; other programs hold its resources{also}: wait, or ask"):
+    told = f"within 60 s; other programs hold its resources{also}: wait longer .supervision.start_s, or --wait-for-nodes 2h., or ask"
+    with pytest.raises(WorkerError, match=told):
         async with seats_module.seats(placement, start_s=60, events=events):
             pass
+    assert [(event["kind"], event["message"]) for event in events.events] == [
+        ("waiting_for_nodes", "other programs hold the cluster's resources: waits up to 60 s for [{'CPU': 1.0}]")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -272,10 +272,38 @@ def test_a_missing_file_says_so(tmp_path):
         ("num_steps", "override 'num_steps' is not of the form"),
         ("num_steps.x=1", "num_steps={'x': 1} is not valid: it must be a whole number"),
         ("model.path=[", "cannot be read as YAML"),
+        (
+            "reward.judge.pattern=#### (.*)",
+            """'reward.judge.pattern=#### (.*)': YAML takes all from '#' on for a comment; write "reward.judge.pattern='...'" with both """,
+        ),
+        (
+            "prompts.system_prompt=End with #### 4",
+            "'prompts.system_prompt=End with #### 4': YAML takes all from '#' on",
+        ),
+        ("reward.judge={name: x} # of mine", "override 'reward.judge={name: x} # of mine': YAML takes all from '#' on"),
+        ("reward.judge.api_key=abc #d", "override 'reward.judge.api_key=<hidden>': YAML takes all from '#' on"),
+        (
+            "prompts.system_prompt=Think.\nAnswer.",
+            "'prompts.system_prompt=Think.\\nAnswer.': YAML takes a line break in a text for a space; write \\n between double quotes",
+        ),
     ],
 )
 def test_a_mistake_names_field_value_and_way_out(override, advice):
     assert advice in refusal(smallest(), override)
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("model.path='a #b'", "a #b"),
+        ("model.path=a#b", "a#b"),
+        (r'model.path="a\nb"', "a\nb"),
+        ("model.path=|\n  a\n  # b", "a\n# b"),
+        ("model={path: a,\n dtype: float32}", "a"),
+    ],
+)
+def test_an_override_says_a_hash_and_line_breaks_in_quotes(override, path):
+    assert validated(smallest(), [override]).model.path == path
 
 
 def test_true_and_false_that_stand_for_numbers_hide_no_other_mistake():
