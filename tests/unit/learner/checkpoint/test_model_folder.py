@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -103,6 +104,30 @@ def test_generation_defaults_that_transformers_loads_and_does_not_save_are_kept(
     folder.write(tmp_path, [("a", torch.zeros(1))], policy_version=0, extra={})
     written = json.loads((tmp_path / "generation_config.json").read_text())
     assert {name: written[name] for name in odd} == odd
+
+
+def test_a_configuration_has_the_rotary_frequencies_under_the_names_of_its_base_too(tmp_path: Path):
+    """transformers 4 reads `rope_theta` alone, and without it computes with 10,000, without a word: seen in review, 4 nats."""
+    base = make_tiny_model(tmp_path / "base")
+    file = base / "config.json"
+    published = json.loads(file.read_text())
+    published |= {"rope_theta": 1e6, "torch_dtype": "float16", "_name_or_path": "/home/someone/a"}
+    del published["rope_parameters"], published["dtype"]
+    file.write_text(json.dumps(published))
+    causal_lm, config = _parts(base)
+    ModelFolder(causal_lm, config).write(tmp_path / "saved", [("a", torch.zeros(1))], policy_version=0, extra={})
+    written = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 1e6
+    assert written["dtype"] == "float32" and not {"torch_dtype", "_name_or_path"} & written.keys()
+    assert AutoConfig.from_pretrained(tmp_path / "saved").rope_parameters == causal_lm.config.rope_parameters
+
+
+@pytest.mark.parametrize(("model_type", "kept"), [("b", {"old": 1}), ("another", {})])
+def test_fields_that_transformers_leaves_out_are_kept_in_a_part_of_the_same_type(model_type: str, kept: dict[str, int]):
+    written = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2}}
+    base = {"model_type": "a", "new": 3, "text_config": {"model_type": model_type, "new": 3, "old": 1}}
+    expected = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2, **kept}}
+    assert model_folder.with_lost(written, base) == expected
 
 
 def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trains(model_path: Path):
