@@ -73,7 +73,8 @@ class ModelFolder:
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
-        write_adapter(folder, adapter, adapter=described, base_model=self._config.model.path)
+        base = self._config.model
+        write_adapter(folder, adapter, adapter=described, base_model=base.path, revision=base.revision)
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftConfig
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -165,6 +166,17 @@ def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine
     assert {f"adapter/{name}" for name in files} <= verify(Place.of(tmp_path / "step-000000")).files.keys()
     for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
         assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
+
+
+def test_an_adapter_names_the_revision_of_its_base_by_which_peft_loads_it(model_path: Path, tmp_path: Path):
+    """Seen in review: the card's own lines loaded the hub's newest commit, on which the adapter was not trained."""
+    config = make_config(model_path, learner={"lora": {"target_modules": ["q_proj"]}})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"revision": "a" * 40})})
+    causal_lm = skeleton(config.model)
+    folder = ModelFolder(causal_lm, config, base_name="org/model")
+    folder.write_adapter(tmp_path, [("a", torch.zeros(1))], policy_version=0, extra={})
+    found = PeftConfig.from_pretrained(tmp_path)
+    assert (found.base_model_name_or_path, found.revision) == ("org/model", "a" * 40)
 
 
 def test_a_run_saves_although_the_folder_that_it_started_from_was_removed(tmp_path: Path):
