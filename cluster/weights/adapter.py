@@ -14,15 +14,22 @@ PREFIX = "base_model.model."
 
 
 def write_adapter(
-    folder: Path, named: Iterable[tuple[str, torch.Tensor]], *, adapter: Adapter, base_model: str
+    folder: Path,
+    named: Iterable[tuple[str, torch.Tensor]],
+    *,
+    adapter: Adapter,
+    base_model: str,
+    revision: str | None = None,
 ) -> None:
-    """Writes `adapter_model.safetensors` and `adapter_config.json`. `named` has peft's names (`base_model.model.….lora_A.weight`)."""
+    """Writes `adapter_model.safetensors` and `adapter_config.json`. `named` has peft's names (`base_model.model.….lora_A.weight`).
+    `revision`: of the base model on the hub."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in named}, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
+        "revision": revision,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "target_modules": list(adapter.target_modules),

@@ -46,7 +46,8 @@ def _metadata(config: RunConfig, licence: Mapping[str, str], *, kind: Kind) -> d
     }
     if (base := _hub_name(config.model.path)) is not None:
         metadata |= {"base_model": base, "base_model_relation": "adapter" if is_adapter else "finetune"}
-    if datasets := sorted({name for each in _sources(config.prompts) if (name := _data_set(each))}):
+    sources = _sources(config.prompts) if config.recorded is None else []
+    if datasets := sorted({name for each in sources if (name := _data_set(each))}):
         metadata["datasets"] = datasets
     return metadata | {name: licence[name] for name in _LICENSES if name in licence}
 
@@ -90,8 +91,11 @@ def in_words(config: RunConfig, *, base: ModelConfig | None = None) -> Iterator[
     yield "Optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"
     if (lora := config.learner.lora) is not None:
         yield "LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}"
-    yield "Rewards", ", ".join(_rewards(config))
-    yield "Prompts", ", ".join(map(_source_text, _sources(config.prompts)))
+    if config.recorded is None:
+        yield "Rewards", ", ".join(_rewards(config))
+        yield "Prompts", ", ".join(map(_source_text, _sources(config.prompts)))
+    else:
+        yield "Rewards and prompts", "those of the record"
     yield "Seed", f"{config.seed}{', deterministic' if config.deterministic else ''}"
     if algorithm.sft is not None:
         yield "Demonstrations", f"a supervised loss on {_source_text(algorithm.sft.prompts)} was added"

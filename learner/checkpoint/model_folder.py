@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, headline
@@ -29,6 +29,8 @@ from learner.model.policy import elsewhere
 from learner.publishing import exported
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_OF_BASE_ALONE = ("torch_dtype", "_name_or_path")
+"""Fields of a base's configuration that say nothing about the saved model."""
 MAX_FILE_BYTES = 4 * 1024**3
 """Weights are split into files of at most this size (one tensor at least)."""
 
@@ -71,7 +73,8 @@ class ModelFolder:
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
-        write_adapter(folder, adapter, adapter=described, base_model=self._config.model.path)
+        base = self._config.model
+        write_adapter(folder, adapter, adapter=described, base_model=base.path, revision=base.revision)
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 
@@ -103,6 +106,9 @@ class ModelFolder:
         config.dtype = self._model.dtype
         config.architectures = [type(self._causal_lm).__name__]
         config.save_pretrained(folder)
+        written = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        whole = json.dumps(with_lost(written, self._base_configuration), indent=2, sort_keys=True) + "\n"
+        (folder / CONFIG_NAME).write_text(whole, encoding="utf-8")
         generation = self._causal_lm.generation_config
         if generation is None:
             return
@@ -133,6 +139,11 @@ class ModelFolder:
         return tokenizer
 
     @cached_property
+    def _base_configuration(self) -> dict[str, Any]:
+        found = fetched_file(self._model, CONFIG_NAME)
+        return {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+
+    @cached_property
     def _processor_files(self) -> dict[str, bytes]:
         """Files that a model which also takes images or audio needs to load; empty for a model of text alone."""
         config = self._causal_lm.config
@@ -144,6 +155,20 @@ class ModelFolder:
     @staticmethod
     def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         return ((name, tensor.cpu()) for name, tensor in named)
+
+
+def with_lost(written: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the base's fields that it lacks, nested ones too. transformers 5 renames some (`rope_theta` is within
+    `rope_parameters`), and software that reads the old names computes with their defaults, without a word."""
+    if written.get("model_type") != base.get("model_type"):  # the text model alone of one that also takes images
+        return dict(written)
+    lost = {name: value for name, value in base.items() if name not in written and name not in _OF_BASE_ALONE}
+    nested = {
+        name: with_lost(value, base[name])
+        for name, value in written.items()
+        if name.endswith("_config") and isinstance(value, dict) and isinstance(base.get(name), dict)
+    }
+    return {**lost, **written, **nested}
 
 
 def _base(config: RunConfig) -> str:

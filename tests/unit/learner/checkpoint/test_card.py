@@ -89,6 +89,14 @@ def test_a_card_says_how_the_run_was_trained_and_with_what():
     assert "`ab12`" in text and "ray 2.60.0, torch 2.13.0" in text
 
 
+def test_of_a_run_that_learns_from_a_record_the_card_names_no_judge_and_no_prompts_of_its_own_file():
+    """Seen in review: rewards that people gave to imported rows stood on the card as those of the file's judge."""
+    said = card(run(recorded="/home/me/rows.arrow", reward={"judge": "math_verify"}))
+    assert "from the record `rows.arrow`: nothing was sampled" in said.text
+    assert "**Rewards and prompts:** those of the record" in said.text
+    assert "math_verify" not in said.content and "questions" not in said.content
+
+
 def test_names_are_text_and_no_markup(tmp_path: Path):
     prompts = {"name": "file", "path": "/home/me/<img src=x>`\n# evil.jsonl"}
     text = card(run(prompts=prompts, reward={"judge": "mine:judge"})).content

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftConfig
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -105,6 +107,30 @@ def test_generation_defaults_that_transformers_loads_and_does_not_save_are_kept(
     assert {name: written[name] for name in odd} == odd
 
 
+def test_a_configuration_has_the_rotary_frequencies_under_the_names_of_its_base_too(tmp_path: Path):
+    """transformers 4 reads `rope_theta` alone, and without it computes with 10,000, without a word: seen in review, 4 nats."""
+    base = make_tiny_model(tmp_path / "base")
+    file = base / "config.json"
+    published = json.loads(file.read_text())
+    published |= {"rope_theta": 1e6, "torch_dtype": "float16", "_name_or_path": "/home/someone/a"}
+    del published["rope_parameters"], published["dtype"]
+    file.write_text(json.dumps(published))
+    causal_lm, config = _parts(base)
+    ModelFolder(causal_lm, config).write(tmp_path / "saved", [("a", torch.zeros(1))], policy_version=0, extra={})
+    written = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 1e6
+    assert written["dtype"] == "float32" and not {"torch_dtype", "_name_or_path"} & written.keys()
+    assert AutoConfig.from_pretrained(tmp_path / "saved").rope_parameters == causal_lm.config.rope_parameters
+
+
+@pytest.mark.parametrize(("model_type", "kept"), [("b", {"old": 1}), ("another", {})])
+def test_fields_that_transformers_leaves_out_are_kept_in_a_part_of_the_same_type(model_type: str, kept: dict[str, int]):
+    written = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2}}
+    base = {"model_type": "a", "new": 3, "text_config": {"model_type": model_type, "new": 3, "old": 1}}
+    expected = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2, **kept}}
+    assert model_folder.with_lost(written, base) == expected
+
+
 def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trains(model_path: Path):
     folder = _folder(model_path)
     folder._causal_lm.config.odd = {1.5, 2.5}
@@ -140,6 +166,17 @@ def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine
     assert {f"adapter/{name}" for name in files} <= verify(Place.of(tmp_path / "step-000000")).files.keys()
     for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
         assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
+
+
+def test_an_adapter_names_the_revision_of_its_base_by_which_peft_loads_it(model_path: Path, tmp_path: Path):
+    """Seen in review: the card's own lines loaded the hub's newest commit, on which the adapter was not trained."""
+    config = make_config(model_path, learner={"lora": {"target_modules": ["q_proj"]}})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"revision": "a" * 40})})
+    causal_lm = skeleton(config.model)
+    folder = ModelFolder(causal_lm, config, base_name="org/model")
+    folder.write_adapter(tmp_path, [("a", torch.zeros(1))], policy_version=0, extra={})
+    found = PeftConfig.from_pretrained(tmp_path)
+    assert (found.base_model_name_or_path, found.revision) == ("org/model", "a" * 40)
 
 
 def test_a_run_saves_although_the_folder_that_it_started_from_was_removed(tmp_path: Path):
