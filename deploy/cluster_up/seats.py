@@ -233,5 +233,5 @@ async def _freed(group: Any, asked: SeatGroup, *, within_s: float, events: Event
 
 async def _say_if_it_waits(asked: SeatGroup, *, within_s: float, events: Events) -> None:
     await asyncio.sleep(_SEAT_CHECK_S)
-    message = f"other programs hold the cluster's resources: waits up to {within_s:g} s for {asked.resources}"
+    message = f"waits up to {within_s:g} s for the cluster to free {asked.resources}"
     events.event("waiting_for_nodes", message=message)

@@ -421,7 +421,7 @@ async def test_resources_that_do_not_come_free_name_the_nodes_that_go_away(monke
         async with seats_module.seats(placement, start_s=60, events=events):
             pass
     assert [(event["kind"], event["message"]) for event in events.events] == [
-        ("waiting_for_nodes", "other programs hold the cluster's resources: waits up to 60 s for [{'CPU': 1.0}]")
+        ("waiting_for_nodes", "waits up to 60 s for the cluster to free [{'CPU': 1.0}]")
     ]
 
 
