@@ -42,6 +42,12 @@ _GROUPS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)")
 """Groups of three digits: `12\\,000`."""
 _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s*(?=\}|\Z)")
 """The same with plain spaces, as a whole answer."""
+_COUNTED = re.compile(
+    r"((?:(?<=boxed\{)|\A)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?(?:/\d{1,9})?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
+    r"\s+(?!(?:percent|sqrt|plus|minus|times|over|choose|infinity|alpha|beta|gamma|delta|theta|lambda|sigma|omega)\b)"
+    r"([A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,5})\.?\s*(?=\}|\Z)"
+)
+"""A number with words as a whole answer: `18 eggs`. The package knows some words as units, and reads others as products of letters."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
 _FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
 _AS_TEXT = (re.compile(r"\A(?:\\\w+\{)?\s*([A-Z]{3,})\s*\}?\Z"), re.compile(r"\d_\{?(\d+)\}?\Z"))
@@ -210,7 +216,8 @@ def _plain(text: str) -> str:
     """Writes numbers as the package reads them: without spaces between their digits, currency signs and mixed numbers."""
     text = _CURRENCY.sub("", text).replace("°", r"^{\circ}")
     text = _SPACED.sub(lambda number: "".join(number[0].split()), text)
-    return _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
+    text = _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
+    return _COUNTED.sub(r"\1\\text{ \2}", text)
 
 
 def _improper(text: str) -> str:

@@ -421,6 +421,34 @@ def test_a_word_of_capitals_is_no_product_and_a_base_is_part_of_a_number(answer,
     assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("18", "18 eggs", 1.0),
+        ("18 dollars", "18", 1.0),
+        ("18 dollars", r"\$18", 1.0),
+        ("5 people", r"5 \text{ people}", 1.0),
+        ("5 years old", "5 years.", 1.0),
+        ("1,200 people", "1200", 1.0),
+        (r"\frac{1}{2}", r"\frac{1}{2} cups", 1.0),
+        ("2.5", "2 1/2 cups", 1.0),
+        ("18 eggs", "17 eggs", 0.0),
+        ("5 meters", "5 kilometers", 0.0),
+        ("25 percent", r"25\%", 1.0),
+        ("5", "5 alpha", 0.0),
+        ("18", "18 eggs and 3", 0.0),
+    ],
+)
+def test_plain_words_after_a_number_are_no_product_of_letters(answer, said, reward):
+    """`18 eggs` was 18 e g g s. Words that the package knows, such as apples, were units."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+def test_words_after_the_column_s_number_do_not_fail_an_answer_without_a_box():
+    assert math_verify(prompt="?", completion="There are 5 people.", columns={"answer": "5 people"}) == 1.0
+    assert math_verify(prompt="?", completion="There are 6 people.", columns={"answer": "5 people"}) == 0.0
+
+
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
 def test_long_text_after_a_unit_is_read_in_time(part):
     began = time.process_time()
