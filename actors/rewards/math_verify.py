@@ -42,6 +42,8 @@ _GROUPS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)")
 """Groups of three digits: `12\\,000`."""
 _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s*(?=\}|\Z)")
 """The same with plain spaces, as a whole answer."""
+_SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z)")
+"""A number such as `1.6e-19` as a whole answer. The package reads it as 1.6 times Euler's number minus 19."""
 _COUNTED = re.compile(
     r"((?:(?<=boxed\{)|\A)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?(?:/\d{1,9})?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
     r"\s+(?!(?:percent|sqrt|plus|minus|times|over|choose|infinity|alpha|beta|gamma|delta|theta|lambda|sigma|omega)\b)"
@@ -77,9 +79,6 @@ def math_verify(
     """
     text = text_of(columns, column)
     gold = _gold(text)
-    if isinstance(columns[column], float) and "e" in text:
-        # Python writes 0.00001 as 1e-05, which the package reads as Euler's number minus 5.
-        gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     box = _boxed(answer)
@@ -176,8 +175,10 @@ def _gold(text: str) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """All readings of the answer: `km/h` after a number may be a unit or a quotient."""
-    readings = dict.fromkeys((text, without_rate(text)))
+    """All readings of the answer: `km/h` after a number may be a unit or a quotient, and `2e-1` a number or a difference."""
+    power = _SCIENTIFIC.sub(r"\1\2 \\times 10^{\3}", text)
+    decimal = _SCIENTIFIC.sub(lambda number: f"{number[1]}{Decimal(f'{number[2]}e{number[3]}'):f}", text)
+    readings = dict.fromkeys((text, without_rate(text), power, decimal))
     return [each for reading in readings for each in package.parse(reading, parsing_timeout=0)]
 
 

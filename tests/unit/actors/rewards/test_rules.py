@@ -449,6 +449,25 @@ def test_words_after_the_column_s_number_do_not_fail_an_answer_without_a_box():
     assert math_verify(prompt="?", completion="There are 6 people.", columns={"answer": "5 people"}) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("1.6e-19", r"1.6 \times 10^{-19}", 1.0),
+        ("1.6e-19", r"1.7 \times 10^{-19}", 0.0),
+        (r"1.6 \times 10^{-19}", "1.6e-19", 1.0),
+        ("6.02E23", r"6.02 \times 10^{23}", 1.0),
+        (6.02e23, "602000000000000000000000", 1.0),
+        ("1.5e3", "1,500", 1.0),
+        ("$2e3$", "2000", 1.0),
+        (1e-05, "0.00001", 1.0),
+        ("2e-1", "2e - 1", 1.0),
+    ],
+)
+def test_scientific_notation_is_a_number(answer, said, reward):
+    """A text `1.6e-19`, in the column or in the answer, was 1.6 e - 19. `2e-1` may be either."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
 def test_long_text_after_a_unit_is_read_in_time(part):
     began = time.process_time()
