@@ -305,3 +305,19 @@ def test_opening_takes_little_longer_than_reading_the_json(tmp_path):
         return time.process_time() - began
 
     assert min(seconds(lambda: file(path=path)) for _ in range(3)) < 2.5 * min(seconds(read) for _ in range(3))
+
+
+def test_a_large_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    """Each start read and checked it three times, and held it twice."""
+    monkeypatch.setattr("actors.prompts.file._LARGE_BYTES", 1)
+    path = jsonl(tmp_path, *ROWS)
+    first = file(path=path)
+    assert file(path=path) is first
+    assert file(path=path, text_as="text")[0].messages is None
+    assert len(file(path=jsonl(tmp_path, *ROWS, *ROWS))) == 4
+    assert len(first) == 2
+
+
+def test_a_small_file_is_read_each_time(tmp_path):
+    path = jsonl(tmp_path, *ROWS)
+    assert file(path=path) is not file(path=path)
