@@ -51,6 +51,8 @@ _COUNTED = re.compile(
 )
 """A number with words as a whole answer: `18 eggs`. The package knows some words as units, and reads others as products of letters."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
+_SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}")
+"""Found in an answer between tags that may be a sentence with a formula, and no formula alone."""
 _FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
 _AS_TEXT = (re.compile(r"\A(?:\\\w+\{)?\s*([A-Z]{3,})\s*\}?\Z"), re.compile(r"\d_\{?(\d+)\}?\Z"))
 """Words of capitals, which the package reads as products, and bases of numbers, which it leaves out."""
@@ -65,11 +67,11 @@ def math_verify(
     messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
 ) -> float:
-    r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
-    expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several values. `2 1/2` is a mixed number. Text before a
-    `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number too large to compute, such as 10^{10^{10}}, nor
-    are more than 12 brackets in one another, the box's own included. Words of three or more capitals are compared as text, and so are the
-    bases of two numbers such as `25_7`.
+    r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else in the last
+    `<answer>...</answer>`, else LaTeX, else a plain expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several
+    values. `2 1/2` is a mixed number. Text before a `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number
+    too large to compute, such as 10^{10^{10}}, nor are more than 12 brackets in one another, the box's own included. Words of three or more
+    capitals are compared as text, and so are the bases of two numbers such as `25_7`.
 
     Decimals are compared at six places, numbers below 0.001 also to 0.1 %, and those below 0.000001 to 0.001 %. Units are not converted: a
     missing or unknown one is fine, another one than the column's, such as `m` for `km`, is wrong, and both numbers of
@@ -78,19 +80,34 @@ def math_verify(
     Raises DataError if the prompt has no such column or the column does not parse.
     """
     text = text_of(columns, column)
-    gold = _gold(text)
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
-    box = _boxed(answer)
-    answer = _plain(box or answer)
-    if (box and is_too_large(answer)) or any(map(_is_deep, [answer] if box else answer.splitlines())):
+    if (box := _boxed(answer)) is not None:
+        return _compared(text, box, is_box=True)
+    if (tagged := _tagged(answer)) is None:
+        return _compared(text, answer, is_box=False)
+    reward = _compared(text, f"\\boxed{{{tagged}}}", is_box=True)
+    return _compared(text, tagged, is_box=False) if not reward and _SENTENCE.search(tagged) else reward
+
+
+def _compared(text: str, answer: str, *, is_box: bool) -> float:
+    """The reward of an answer to the column's text."""
+    gold, answer = _gold(text), _plain(answer)
+    if (is_box and is_too_large(answer)) or any(map(_is_deep, [answer] if is_box else answer.splitlines())):
         return 0.0
     said = _parsed(answer)
     is_equal = any(_are_equal(one, other) for one, other in itertools.product(gold, said))
     if not is_equal or not _have_same_text(gold, said):
         return 0.0
     whole_gold = _uncut(_plain(_boxed(text) or text))
-    return float(same_tail(whole_gold, _uncut(answer) if box else _last_uncut(answer)))
+    return float(same_tail(whole_gold, _uncut(answer) if is_box else _last_uncut(answer)))
+
+
+def _tagged(text: str) -> str | None:
+    """The text of the last `<answer>`, which a stop string may have left open. None if there is none."""
+    _, is_tagged, after = text.rpartition("<answer>")
+    tagged = after.partition("</answer>")[0].strip()
+    return tagged if is_tagged and tagged else None
 
 
 def _are_equal(gold: Any, said: Any) -> bool:

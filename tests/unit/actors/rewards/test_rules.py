@@ -468,6 +468,31 @@ def test_scientific_notation_is_a_number(answer, said, reward):
     assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 
+@pytest.mark.parametrize(
+    ("said", "answer", "reward"),
+    [
+        ("<answer>42</answer>", "42", 1.0),
+        ("<answer>\n-5\n</answer>", "-5", 1.0),
+        ("<answer>42", "42", 1.0),
+        (r"<answer>\frac{1}{2}</answer>", "0.5", 1.0),
+        ("<answer>(1, 2)</answer>", "(1,2)", 1.0),
+        ("<answer>18 eggs</answer>", "18", 1.0),
+        ("<answer>The answer is $42$.</answer>", "42", 1.0),
+        ("<answer>The answer is 42</answer>", "42", 1.0),
+        (r"It is \boxed{42}. <answer>42</answer>", "42", 1.0),
+        ("It is 42.\n<answer></answer>", "42", 1.0),
+        ("42 <answer>43</answer>", "42", 0.0),
+        ("<answer>42</answer> or <answer>43</answer>", "42", 0.0),
+        (r"<answer>5\pi</answer>", "5", 0.0),
+        ("<answer>" * 20_000 + "42", "42", 1.0),
+    ],
+)
+def test_without_a_box_the_answer_is_between_the_tags(said, answer, reward):
+    """`<answer>42</answer>`, which the reward `format` asks for, earned 0, and a number before it counted."""
+    completion = f"<think>6 times 7</think>{said}"
+    assert math_verify(prompt="?", completion=completion, columns={"answer": answer}) == reward
+
+
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
 def test_long_text_after_a_unit_is_read_in_time(part):
     began = time.process_time()
