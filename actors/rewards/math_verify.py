@@ -42,14 +42,16 @@ _GROUPS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)")
 """Groups of three digits: `12\\,000`."""
 _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s*(?=\}|\Z)")
 """The same with plain spaces, as a whole answer."""
-_SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z)")
+_SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z|\\text)")
 """A number such as `1.6e-19` as a whole answer. The package reads it as 1.6 times Euler's number minus 19."""
 _COUNTED = re.compile(
-    r"((?:(?<=boxed\{)|\A)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?(?:/\d{1,9})?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
+    r"((?:\A\$?|boxed\{)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?"
+    r"(?:/\d{1,9}|[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|×)\s?10\^\{?-?\d{1,3}\}?)?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
     r"\s+(?!(?:percent|sqrt|plus|minus|times|over|choose|infinity|alpha|beta|gamma|delta|theta|lambda|sigma|omega)\b)"
-    r"([A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,5})\.?\s*(?=\}|\Z)"
+    r"([A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,5}|[kMGmμµn]?(?:[NJVWACK]|Hz|Pa|mol|eV))\.?\s*(?=\}|\$?\Z)"
 )
-"""A number with words as a whole answer: `18 eggs`. The package knows some words as units, and reads others as products of letters."""
+"""A number with words or the symbol of a unit as a whole answer: `18 eggs`, `12 V`. The package knows some words and symbols as units, and
+reads others as products of letters."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
 _SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}")
 """Found in an answer between tags that may be a sentence with a formula, and no formula alone."""
@@ -99,8 +101,8 @@ def _compared(text: str, answer: str, *, is_box: bool) -> float:
     is_equal = any(_are_equal(one, other) for one, other in itertools.product(gold, said))
     if not is_equal or not _have_same_text(gold, said):
         return 0.0
-    whole_gold = _uncut(_plain(_boxed(text) or text))
-    return float(same_tail(whole_gold, _uncut(answer) if is_box else _last_uncut(answer)))
+    whole_gold = _uncut(_counted(_plain(_boxed(text) or text)))
+    return float(same_tail(whole_gold, _uncut(_counted(answer)) if is_box else _last_uncut(answer)))
 
 
 def _tagged(text: str) -> str | None:
@@ -192,10 +194,11 @@ def _gold(text: str) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """All readings of the answer: `km/h` after a number may be a unit or a quotient, and `2e-1` a number or a difference."""
-    power = _SCIENTIFIC.sub(r"\1\2 \\times 10^{\3}", text)
-    decimal = _SCIENTIFIC.sub(lambda number: f"{number[1]}{Decimal(f'{number[2]}e{number[3]}'):f}", text)
-    readings = dict.fromkeys((text, without_rate(text), power, decimal))
+    """All readings of the answer: the letters of `km/h` or `12 V` may be units or variables, and `2e-1` a number or a difference."""
+    counted = _counted(text)
+    power = _SCIENTIFIC.sub(r"\1\2 \\times 10^{\3}", counted)
+    decimal = _SCIENTIFIC.sub(lambda number: f"{number[1]}{Decimal(f'{number[2]}e{number[3]}'):f}", counted)
+    readings = dict.fromkeys((text, without_rate(text), counted, power, decimal))
     return [each for reading in readings for each in package.parse(reading, parsing_timeout=0)]
 
 
@@ -234,7 +237,11 @@ def _plain(text: str) -> str:
     """Writes numbers as the package reads them: without spaces between their digits, currency signs and mixed numbers."""
     text = _CURRENCY.sub("", text).replace("°", r"^{\circ}")
     text = _SPACED.sub(lambda number: "".join(number[0].split()), text)
-    text = _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
+    return _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
+
+
+def _counted(text: str) -> str:
+    r"""Writes the words after a number as words: `18\text{ eggs}`."""
     return _COUNTED.sub(r"\1\\text{ \2}", text)
 
 

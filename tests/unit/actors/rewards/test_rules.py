@@ -437,6 +437,7 @@ def test_a_word_of_capitals_is_no_product_and_a_base_is_part_of_a_number(answer,
         ("25 percent", r"25\%", 1.0),
         ("5", "5 alpha", 0.0),
         ("18", "18 eggs and 3", 0.0),
+        ("18", r"18 eggs}, \boxed{3 cats", 0.0),
     ],
 )
 def test_plain_words_after_a_number_are_no_product_of_letters(answer, said, reward):
@@ -491,6 +492,28 @@ def test_without_a_box_the_answer_is_between_the_tags(said, answer, reward):
     """`<answer>42</answer>`, which the reward `format` asks for, earned 0, and a number before it counted."""
     completion = f"<think>6 times 7</think>{said}"
     assert math_verify(prompt="?", completion=completion, columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("12 V", "12", 1.0),
+        ("12 V", r"12\,\text{V}", 1.0),
+        ("12 V", r"12 \text{ volts}", 1.0),
+        ("12 V", "12V", 1.0),
+        ("12 V", "13 V", 0.0),
+        ("12 V", r"12 \text{ A}", 0.0),
+        ("12 V", "12 A", 0.0),
+        ("3.2 kJ", r"3.2\text{ kJ}", 1.0),
+        ("1.6e-19 C", r"1.6 \times 10^{-19}", 1.0),
+        (r"2 \times 10^5 Pa", "200000", 1.0),
+        ("12", "12 V", 1.0),
+        ("2", "2 x", 0.0),
+    ],
+)
+def test_the_symbol_of_a_unit_after_a_number_is_its_unit(answer, said, reward):
+    """`12 V` was 12 times v: only the same letters in a box were right."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
