@@ -55,6 +55,8 @@ reads others as products of letters."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
 _SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}")
 """Found in an answer between tags that may be a sentence with a formula, and no formula alone."""
+_LONGEST_FORMULA = 200
+"""Longer sentences are not read as formulas too: the parser would take seconds for thousands of words."""
 _FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
 _AS_TEXT = (re.compile(r"\A(?:\\\w+\{)?\s*([A-Z]{3,})\s*\}?\Z"), re.compile(r"\d_\{?(\d+)\}?\Z"))
 """Words of capitals, which the package reads as products, and bases of numbers, which it leaves out."""
@@ -88,8 +90,10 @@ def math_verify(
         return _compared(text, box, is_box=True)
     if (tagged := _tagged(answer)) is None:
         return _compared(text, answer, is_box=False)
-    reward = _compared(text, f"\\boxed{{{tagged}}}", is_box=True)
-    return _compared(text, tagged, is_box=False) if not reward and _SENTENCE.search(tagged) else reward
+    is_sentence = _SENTENCE.search(tagged) is not None
+    if (not is_sentence or len(tagged) <= _LONGEST_FORMULA) and _compared(text, f"\\boxed{{{tagged}}}", is_box=True):
+        return 1.0
+    return _compared(text, tagged, is_box=False) if is_sentence else 0.0
 
 
 def _compared(text: str, answer: str, *, is_box: bool) -> float:

@@ -516,6 +516,13 @@ def test_the_symbol_of_a_unit_after_a_number_is_its_unit(answer, said, reward):
     assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 
+def test_a_long_solution_between_the_tags_is_no_formula():
+    began = time.process_time()
+    said = f"<answer>{'word ' * 6_000}</answer>"
+    assert math_verify(prompt="?", completion=said, columns={"answer": "42"}) == 0.0
+    assert time.process_time() - began < 4.0
+
+
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
 def test_long_text_after_a_unit_is_read_in_time(part):
     began = time.process_time()
