@@ -1,5 +1,6 @@
 """Prompts from a file: JSON, JSONL, Parquet or Arrow, local or by URL. Opening the file checks every row."""
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,13 @@ from actors.prompts.rows import RowPrompts, Rows, TableRows, TextAs
 from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.record.object_store import OBJECT_STORES
 from cluster.record.storage import Storage
+
+_LARGE_BYTES = 2**24
+"""Reading and checking smaller files again takes less than a second."""
+
+
+class _TwiceError(Exception):
+    """An object has this key twice."""
 
 
 def file(
@@ -30,8 +38,29 @@ def file(
     Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for a row that is
     not a prompt.
     """
+    stamp = _stamp(path)
+    return (_prompts if stamp is None else _kept)(stamp, path, column, text_as, system_prompt)
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """Tells a large local file from its other versions. None: the file is small, or elsewhere."""
+    try:
+        found = os.stat(os.path.expanduser(path))
+    except (OSError, ValueError):
+        return None
+    is_large = found.st_size >= _LARGE_BYTES
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns) if is_large else None
+
+
+def _prompts(
+    stamp: tuple[int, ...] | None, path: str, column: str | None, text_as: TextAs, system_prompt: str | None
+) -> RowPrompts:
     name = f"file/{PurePosixPath(path).name}"
     return RowPrompts(_read(path), path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
+
+
+_kept = functools.lru_cache(maxsize=8)(_prompts)
+"""Check, order of prompts and probe of one start open the same files."""
 
 
 def _read(path: str) -> Rows:
@@ -69,17 +98,23 @@ def _read_json(source: pa.NativeFile, path: str) -> Rows:
     return [_object(row, f"{path}, row {index}") for index, row in enumerate(cast(list[Any], rows))]
 
 
-def _parsed(text: bytes, where: str, *, way_out: str = "") -> Any:
-    def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{where}: {twice!r} is given twice in one object; leave one out")
-        return found
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
 
+
+_JSON = json.JSONDecoder(object_pairs_hook=_once_each)
+"""Made once: making it takes longer than reading a row."""
+
+
+def _parsed(text: bytes, where: str, *, way_out: str = "") -> Any:
     try:
-        return json.loads(text, object_pairs_hook=once_each)
+        return _JSON.decode(text.decode(json.detect_encoding(text), "surrogatepass"))
+    except _TwiceError as error:
+        raise DataError(f"{where}: {error.args[0]!r} is given twice in one object; leave one out") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}{way_out}") from error
 

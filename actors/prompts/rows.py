@@ -16,7 +16,16 @@ from cluster.contracts.types import Prompt
 Rows = Sequence[Mapping[str, Any]]
 """Rows by index, decoded when they are read."""
 TextAs = Literal["auto", "text", "user_message"]
-_TEXT = json.JSONEncoder(default=str, ensure_ascii=False, sort_keys=True)
+
+
+def _as_text(value: Any) -> str:
+    """Dates and decimals as text. Raises ValueError for bytes."""
+    if isinstance(value, bytes):
+        raise ValueError("bytes")
+    return str(value)
+
+
+_TEXT = json.JSONEncoder(default=_as_text, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 
 class RowPrompts:
@@ -47,13 +56,31 @@ class RowPrompts:
         index, digest = -1, hashlib.blake2b(digest_size=16)
         try:
             for index, row in enumerate(self._rows):
-                self._prompt(index, row)
-                digest.update(_TEXT.encode(row).encode() + b"\n")
+                digest.update(self._json(index, row) + b"\n")
         except (OverflowError, ValueError) as error:  # such as the year 12,000, or a text that is not UTF-8
             raise DataError(
                 f"{self.path}, row {index + 1} or later: a value cannot be read: {error}; mend it, or leave its column out"
             ) from error
         return digest.hexdigest()
+
+    def _json(self, index: int, row: Mapping[str, Any]) -> bytes:
+        """The row as JSON. Making its prompt would take four times as long, so only a row that may not be one is read like that, for an
+        error that names its column."""
+        try:
+            text = _TEXT.encode(row).encode()
+        except ValueError:
+            self._prompt(index, row)
+            raise
+        name = self._named(row)
+        try:
+            self._text_or_messages(None if name is None else row[name], "")
+        except DataError:
+            self._prompt(index, row)
+        return text
+
+    def _named(self, row: Mapping[str, Any]) -> str | None:
+        """The column with the row's prompt."""
+        return next((name for name in self._columns if row.get(name) is not None), None)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,7 +91,7 @@ class RowPrompts:
         return self._prompt(index, self._rows[index])
 
     def _prompt(self, index: int, row: Mapping[str, Any]) -> Prompt:
-        name = next((name for name in self._columns if row.get(name) is not None), None)
+        name = self._named(row)
         if name is None:
             wanted = " or ".join(map(repr, self._columns))
             has = ", ".join(name for name, value in row.items() if value is not None) or "nothing"

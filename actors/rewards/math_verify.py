@@ -42,7 +42,21 @@ _GROUPS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)")
 """Groups of three digits: `12\\,000`."""
 _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s*(?=\}|\Z)")
 """The same with plain spaces, as a whole answer."""
+_SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z|\\text)")
+"""A number such as `1.6e-19` as a whole answer. The package reads it as 1.6 times Euler's number minus 19."""
+_COUNTED = re.compile(
+    r"((?:\A\$?|boxed\{)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?"
+    r"(?:/\d{1,9}|[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|×)\s?10\^\{?-?\d{1,3}\}?)?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
+    r"\s+(?!(?:percent|sqrt|plus|minus|times|over|choose|infinity|alpha|beta|gamma|delta|theta|lambda|sigma|omega)\b)"
+    r"([A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,5}|[kMGmμµn]?(?:[NJVWACK]|Hz|Pa|mol|eV))\.?\s*(?=\}|\$?\Z)"
+)
+"""A number with words or the symbol of a unit as a whole answer: `18 eggs`, `12 V`. The package knows some words and symbols as units, and
+reads others as products of letters."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
+_SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}")
+"""Found in an answer between tags that may be a sentence with a formula, and no formula alone."""
+_LONGEST_FORMULA = 200
+"""Longer sentences are not read as formulas too: the parser would take seconds for thousands of words."""
 _FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
 _AS_TEXT = (re.compile(r"\A(?:\\\w+\{)?\s*([A-Z]{3,})\s*\}?\Z"), re.compile(r"\d_\{?(\d+)\}?\Z"))
 """Words of capitals, which the package reads as products, and bases of numbers, which it leaves out."""
@@ -57,11 +71,11 @@ def math_verify(
     messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
 ) -> float:
-    r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
-    expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several values. `2 1/2` is a mixed number. Text before a
-    `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number too large to compute, such as 10^{10^{10}}, nor
-    are more than 12 brackets in one another, the box's own included. Words of three or more capitals are compared as text, and so are the
-    bases of two numbers such as `25_7`.
+    r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else in the last
+    `<answer>...</answer>`, else LaTeX, else a plain expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several
+    values. `2 1/2` is a mixed number. Text before a `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number
+    too large to compute, such as 10^{10^{10}}, nor are more than 12 brackets in one another, the box's own included. Words of three or more
+    capitals are compared as text, and so are the bases of two numbers such as `25_7`.
 
     Decimals are compared at six places, numbers below 0.001 also to 0.1 %, and those below 0.000001 to 0.001 %. Units are not converted: a
     missing or unknown one is fine, another one than the column's, such as `m` for `km`, is wrong, and both numbers of
@@ -70,22 +84,36 @@ def math_verify(
     Raises DataError if the prompt has no such column or the column does not parse.
     """
     text = text_of(columns, column)
-    gold = _gold(text)
-    if isinstance(columns[column], float) and "e" in text:
-        # Python writes 0.00001 as 1e-05, which the package reads as Euler's number minus 5.
-        gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
-    box = _boxed(answer)
-    answer = _plain(box or answer)
-    if (box and is_too_large(answer)) or any(map(_is_deep, [answer] if box else answer.splitlines())):
+    if (box := _boxed(answer)) is not None:
+        return _compared(text, box, is_box=True)
+    if (tagged := _tagged(answer)) is None:
+        return _compared(text, answer, is_box=False)
+    is_sentence = _SENTENCE.search(tagged) is not None
+    if (not is_sentence or len(tagged) <= _LONGEST_FORMULA) and _compared(text, f"\\boxed{{{tagged}}}", is_box=True):
+        return 1.0
+    return _compared(text, tagged, is_box=False) if is_sentence else 0.0
+
+
+def _compared(text: str, answer: str, *, is_box: bool) -> float:
+    """The reward of an answer to the column's text."""
+    gold, answer = _gold(text), _plain(answer)
+    if (is_box and is_too_large(answer)) or any(map(_is_deep, [answer] if is_box else answer.splitlines())):
         return 0.0
     said = _parsed(answer)
     is_equal = any(_are_equal(one, other) for one, other in itertools.product(gold, said))
     if not is_equal or not _have_same_text(gold, said):
         return 0.0
-    whole_gold = _uncut(_plain(_boxed(text) or text))
-    return float(same_tail(whole_gold, _uncut(answer) if box else _last_uncut(answer)))
+    whole_gold = _uncut(_counted(_plain(_boxed(text) or text)))
+    return float(same_tail(whole_gold, _uncut(_counted(answer)) if is_box else _last_uncut(answer)))
+
+
+def _tagged(text: str) -> str | None:
+    """The text of the last `<answer>`, which a stop string may have left open. None if there is none."""
+    _, is_tagged, after = text.rpartition("<answer>")
+    tagged = after.partition("</answer>")[0].strip()
+    return tagged if is_tagged and tagged else None
 
 
 def _are_equal(gold: Any, said: Any) -> bool:
@@ -170,8 +198,11 @@ def _gold(text: str) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """All readings of the answer: `km/h` after a number may be a unit or a quotient."""
-    readings = dict.fromkeys((text, without_rate(text)))
+    """All readings of the answer: the letters of `km/h` or `12 V` may be units or variables, and `2e-1` a number or a difference."""
+    counted = _counted(text)
+    power = _SCIENTIFIC.sub(r"\1\2 \\times 10^{\3}", counted)
+    decimal = _SCIENTIFIC.sub(lambda number: f"{number[1]}{Decimal(f'{number[2]}e{number[3]}'):f}", counted)
+    readings = dict.fromkeys((text, without_rate(text), counted, power, decimal))
     return [each for reading in readings for each in package.parse(reading, parsing_timeout=0)]
 
 
@@ -211,6 +242,11 @@ def _plain(text: str) -> str:
     text = _CURRENCY.sub("", text).replace("°", r"^{\circ}")
     text = _SPACED.sub(lambda number: "".join(number[0].split()), text)
     return _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
+
+
+def _counted(text: str) -> str:
+    r"""Writes the words after a number as words: `18\text{ eggs}`."""
+    return _COUNTED.sub(r"\1\\text{ \2}", text)
 
 
 def _improper(text: str) -> str:

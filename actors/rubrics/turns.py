@@ -88,8 +88,18 @@ def _told(messages: Sequence[Message]) -> list[tuple[str, str, str]]:
 
 
 def _text(message: Message) -> str:
+    """The content as text. A part without text, such as an image, is named by its type."""
     content = message.get("content")
+    if isinstance(content, list):
+        return "".join(map(_part, content))
     return "" if content is None else str(content)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    text = part.get("text")
+    return text if isinstance(text, str) else f"[{part.get('type')}]"
 
 
 def _calls(message: Message) -> str:

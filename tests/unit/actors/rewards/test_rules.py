@@ -421,6 +421,108 @@ def test_a_word_of_capitals_is_no_product_and_a_base_is_part_of_a_number(answer,
     assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("18", "18 eggs", 1.0),
+        ("18 dollars", "18", 1.0),
+        ("18 dollars", r"\$18", 1.0),
+        ("5 people", r"5 \text{ people}", 1.0),
+        ("5 years old", "5 years.", 1.0),
+        ("1,200 people", "1200", 1.0),
+        (r"\frac{1}{2}", r"\frac{1}{2} cups", 1.0),
+        ("2.5", "2 1/2 cups", 1.0),
+        ("18 eggs", "17 eggs", 0.0),
+        ("5 meters", "5 kilometers", 0.0),
+        ("25 percent", r"25\%", 1.0),
+        ("5", "5 alpha", 0.0),
+        ("18", "18 eggs and 3", 0.0),
+        ("18", r"18 eggs}, \boxed{3 cats", 0.0),
+    ],
+)
+def test_plain_words_after_a_number_are_no_product_of_letters(answer, said, reward):
+    """`18 eggs` was 18 e g g s. Words that the package knows, such as apples, were units."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+def test_words_after_the_column_s_number_do_not_fail_an_answer_without_a_box():
+    assert math_verify(prompt="?", completion="There are 5 people.", columns={"answer": "5 people"}) == 1.0
+    assert math_verify(prompt="?", completion="There are 6 people.", columns={"answer": "5 people"}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("1.6e-19", r"1.6 \times 10^{-19}", 1.0),
+        ("1.6e-19", r"1.7 \times 10^{-19}", 0.0),
+        (r"1.6 \times 10^{-19}", "1.6e-19", 1.0),
+        ("6.02E23", r"6.02 \times 10^{23}", 1.0),
+        (6.02e23, "602000000000000000000000", 1.0),
+        ("1.5e3", "1,500", 1.0),
+        ("$2e3$", "2000", 1.0),
+        (1e-05, "0.00001", 1.0),
+        ("2e-1", "2e - 1", 1.0),
+    ],
+)
+def test_scientific_notation_is_a_number(answer, said, reward):
+    """A text `1.6e-19`, in the column or in the answer, was 1.6 e - 19. `2e-1` may be either."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "reward"),
+    [
+        ("<answer>42</answer>", "42", 1.0),
+        ("<answer>\n-5\n</answer>", "-5", 1.0),
+        ("<answer>42", "42", 1.0),
+        (r"<answer>\frac{1}{2}</answer>", "0.5", 1.0),
+        ("<answer>(1, 2)</answer>", "(1,2)", 1.0),
+        ("<answer>18 eggs</answer>", "18", 1.0),
+        ("<answer>The answer is $42$.</answer>", "42", 1.0),
+        ("<answer>The answer is 42</answer>", "42", 1.0),
+        (r"It is \boxed{42}. <answer>42</answer>", "42", 1.0),
+        ("It is 42.\n<answer></answer>", "42", 1.0),
+        ("42 <answer>43</answer>", "42", 0.0),
+        ("<answer>42</answer> or <answer>43</answer>", "42", 0.0),
+        (r"<answer>5\pi</answer>", "5", 0.0),
+        ("<answer>" * 20_000 + "42", "42", 1.0),
+    ],
+)
+def test_without_a_box_the_answer_is_between_the_tags(said, answer, reward):
+    """`<answer>42</answer>`, which the reward `format` asks for, earned 0, and a number before it counted."""
+    completion = f"<think>6 times 7</think>{said}"
+    assert math_verify(prompt="?", completion=completion, columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("12 V", "12", 1.0),
+        ("12 V", r"12\,\text{V}", 1.0),
+        ("12 V", r"12 \text{ volts}", 1.0),
+        ("12 V", "12V", 1.0),
+        ("12 V", "13 V", 0.0),
+        ("12 V", r"12 \text{ A}", 0.0),
+        ("12 V", "12 A", 0.0),
+        ("3.2 kJ", r"3.2\text{ kJ}", 1.0),
+        ("1.6e-19 C", r"1.6 \times 10^{-19}", 1.0),
+        (r"2 \times 10^5 Pa", "200000", 1.0),
+        ("12", "12 V", 1.0),
+        ("2", "2 x", 0.0),
+    ],
+)
+def test_the_symbol_of_a_unit_after_a_number_is_its_unit(answer, said, reward):
+    """`12 V` was 12 times v: only the same letters in a box were right."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+def test_a_long_solution_between_the_tags_is_no_formula():
+    began = time.process_time()
+    said = f"<answer>{'word ' * 6_000}</answer>"
+    assert math_verify(prompt="?", completion=said, columns={"answer": "42"}) == 0.0
+    assert time.process_time() - began < 4.0
+
+
 @pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
 def test_long_text_after_a_unit_is_read_in_time(part):
     began = time.process_time()

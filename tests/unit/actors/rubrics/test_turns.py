@@ -36,6 +36,12 @@ def test_the_only_message_of_a_prompt_is_its_text():
     assert prompt_text([ASKED], {}) == prompt_text([ASKED], {"messages": [ASKED]}) == "2+3?"
 
 
+def test_a_content_of_parts_is_the_text_of_its_parts():
+    """The judge read it as Python writes a list, `[{'type': 'text', ...}]`."""
+    parts = {"role": "user", "content": [{"type": "text", "text": "2+3?\nOf "}, {"type": "image", "image": "a.png"}]}
+    assert prompt_text([parts], {"messages": [parts]}) == "2+3?\nOf [image]"
+
+
 def test_a_prompts_own_messages_stand_in_the_clear_also_its_examples_of_answers():
     shown = [SYSTEM, {"role": "user", "content": "1+1?"}, said("2"), ASKED]
     assert prompt_text(shown, {"messages": shown}) == (
