@@ -377,7 +377,7 @@ class _InThread:
         if self._is_left_out:
             return
         self._is_left_out = True
-        self._failure = " ".join(why.split())
+        self._failure = hidden(" ".join(why.split()))
         line = f"treadwheel: metrics sink {self.name} is left out from now on: {self._failure}"
         with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
             print(line, file=sys.stderr, flush=True)

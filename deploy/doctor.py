@@ -21,6 +21,7 @@ from rich.text import Text
 from cluster.contracts.errors import ConfigError
 from cluster.machine import free_memory_bytes, total_memory_bytes
 from deploy.cluster_up.ahead import named
+from deploy.cluster_up.ray_folder import LONGEST, ray_folder
 from deploy.preflight.machine import GIB, this_machine
 from learner.processor import cpu_facts, multiplies_bfloat16_fast, vector_units
 
@@ -31,8 +32,6 @@ _DEFAULT_TOKEN = Path(os.path.expanduser("~/.ray/auth_token"))
 _LEAST_FILES = 4096
 """Ray's processes hold connections to one another, and several more for each worker."""
 _LEAST_SHARED_GIB, _LEAST_DISK_GIB, _LEAST_MEMORY_GIB = 1.0, 5.0, 4.0
-_LONGEST_TEMPORARY = 60
-"""Characters of the path for temporary files: the paths of Ray's sockets below it may have 107."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +176,9 @@ def _disks(folder: str) -> Iterator[Finding]:
         free = shutil.disk_usage(place).free
         value = f"{free / GIB:.1f} GiB free in {os.path.abspath(place)}"
         yield _found(name, value, advice, unless=free >= _LEAST_DISK_GIB * GIB)
-    if len(temporary) > _LONGEST_TEMPORARY:
+    if len(ray_folder()) > LONGEST:
         advice = "name a shorter TMPDIR: the names of Ray's sockets would be too long"
-        yield _found("temporary files", temporary, advice)
+        yield _found("temporary files", ray_folder(), advice)
 
 
 def _ports() -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, RewardStatus
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.rollouts.mixture import open_prompts
+from cluster.sinks.console.words import for_terminal
 from deploy.config import loading as configuration
 from deploy.config.yaml_text import parse
 from deploy.reports.run_info import config_of
@@ -247,7 +248,7 @@ class _Player:
         self._shown_tools = names
 
     def _note(self, text: str) -> None:
-        self._screen.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+        self._screen.print(Text(for_terminal(f"  {text}"), style="dim"), soft_wrap=True)
 
 
 async def _play(game: Game, says: Iterator[str], screen: Console, mouth: Mouth) -> bool:
@@ -273,7 +274,8 @@ async def _play(game: Game, says: Iterator[str], screen: Console, mouth: Mouth) 
 
 def _ending(end: EpisodeEnd, earned: float) -> Text:
     if end.status is not RewardStatus.OK:
-        return Text(f"failed, no reward: {end.failed_stage}: {end.message}", style="bold red")
+        failed = f"failed, no reward: {end.failed_stage}: {end.message}"
+        return Text(for_terminal(failed), style="bold red")
     calls = f"; {end.num_calls} tool calls, {end.num_malformed_calls} malformed" if end.num_calls else ""
     if end.limit is not None:
         return Text(f"ended at the limit {end.limit}: reward {earned:g}, which was earned before{calls}", style="bold")
@@ -287,7 +289,7 @@ def _ending(end: EpisodeEnd, earned: float) -> Text:
 def _print_message(screen: Console, message: Message) -> None:
     role = str(message["role"])
     named = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
-    line = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
-        str(message.get("content") or ""), style="not bold default"
+    line = Text(for_terminal(f"{named}  "), style=_STYLES.get(role, "bold")).append(
+        for_terminal(str(message.get("content") or "")), style="not bold default"
     )
     screen.print(line, soft_wrap=True)

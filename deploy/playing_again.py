@@ -16,6 +16,7 @@ from cluster.contracts.types import FinishReason, Prompt, sample_seed
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import RunDirectory
+from cluster.sinks.console.words import for_terminal
 from deploy.playing import Game
 from deploy.reports.run_info import config_of
 
@@ -158,7 +159,8 @@ class Again:
         if not is_same:
             self.num_differences += 1
             recorded = " | ".join(str(each.get("content")) for each in then) or "nothing"
-            self._screen.print(Text(f"  in the run it said: {recorded}", style="bold red"), soft_wrap=True)
+            said = for_terminal(f"  in the run it said: {recorded}")
+            self._screen.print(Text(said, style="bold red"), soft_wrap=True)
         return turn.said if asked.wants_token_ids else replace(turn.said, token_ids=None, prompt_token_ids=None)
 
 

@@ -12,6 +12,7 @@ from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.episodes import Asked, Event, Said, ToolCall
 from cluster.contracts.types import Completion, FinishReason, Prompt
+from cluster.sinks.console.words import for_terminal
 from deploy.playing import Game, call_of
 
 _TRAINED, _WRITTEN = "bold black on green", "dim"
@@ -62,12 +63,13 @@ class Tokens:
         return text
 
     def _row(self, segment: Segment) -> Text:
-        text = Text().append("".join(self._formatter.shown(segment.prompt_token_ids)), style=_WRITTEN)
+        prompt = "".join(self._formatter.shown(segment.prompt_token_ids))
+        text = Text().append(for_terminal(prompt), style=_WRITTEN)
         was_trained = False
         for shown, is_trained in zip(self._formatter.shown(segment.token_ids), segment.loss_mask, strict=True):
             if is_trained != was_trained:
                 text.append(_BEGINS if is_trained else _ENDS)
-            text.append(shown, style=_TRAINED if is_trained else _WRITTEN)
+            text.append(for_terminal(shown), style=_TRAINED if is_trained else _WRITTEN)
             was_trained = is_trained
         return text.append(_ENDS) if was_trained else text
 

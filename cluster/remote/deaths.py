@@ -1,5 +1,6 @@
 """Shortens Ray's paragraphs about an actor's death to one sentence. For people only: no code decides by it."""
 
+import os
 import re
 
 _MEMORY = re.compile(r"was ([\d.]+ ?[KMGT]?i?B) ?/ ?([\d.]+ ?[KMGT]?i?B)")
@@ -35,7 +36,8 @@ def where_it_printed(text: str) -> str:
     """Where Ray keeps the dead process's output; empty if Ray does not name the process."""
     pid = _PID.search(text)
     return (
-        f"What it printed: worker-*-{pid[1]}.out and .err in session_latest/logs of Ray's folder on its node (/tmp/ray by default)."
+        f"What it printed: worker-*-{pid[1]}.out and .err in session_latest/logs of Ray's folder on its node (by default "
+        f"/tmp/ray-{os.getuid()}/ray if the run started Ray, else /tmp/ray)."
         if pid
         else ""
     )

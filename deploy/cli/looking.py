@@ -67,13 +67,14 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
     """Check what a run recorded: ledger, digests, schema, staleness, checkpoints. Exit code 1 if anything is wrong."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
+        from cluster.sinks.console.words import for_terminal
         from deploy.reports import run_info
         from deploy.reports import verify as verification
 
         directory = RunDirectory(run_dir)
         verdict = verification.verify(directory, run_info.config_of(directory))
         for problem in verdict.problems:
-            typer.echo(problem)
+            typer.echo(for_terminal(problem))
         typer.echo(str(verdict))
         if verdict.problems:
             raise typer.Exit(1)

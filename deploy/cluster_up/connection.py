@@ -24,6 +24,7 @@ from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.remote import forked_worker
 from deploy.cluster_up.ahead import RayAhead, named, refuse_second_session
+from deploy.cluster_up.ray_folder import made_private
 from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
@@ -50,11 +51,13 @@ class _Job(JobConfig):
 
 
 class _Node(ray._private.node.Node):
-    """The first node of our own cluster, without processes that serve nobody: the dashboard, for which Ray waits even if it is turned off,
-    the autoscaler's monitor, and the log monitor, whose lines the driver does not read. Its workers are forked if there is a fork server.
-    Ray has no public setting for any of this."""
+    """The first node of our own cluster, on loopback, without processes that serve nobody: the dashboard, for which Ray waits even if it is
+    turned off, the autoscaler's monitor, and the log monitor, whose lines the driver does not read. Its workers are forked if there is a
+    fork server. Ray has no public setting for any of this."""
 
     def __init__(self, ray_params: Any, **more: Any) -> None:
+        # `ray.init` replaces loopback by an address that other machines reach: its metrics and our process groups ask for no token.
+        ray_params.update(node_ip_address="127.0.0.1")
         if forked_worker.ADDRESS in os.environ:
             ray_params.update(setup_worker_path=forked_worker.__file__)
         super().__init__(ray_params, **more)
@@ -107,7 +110,7 @@ def start_own() -> None:
     system = {_STARTS_WORKERS_AHEAD: False}
     services.ConsolePopen, plain = _Apart, services.ConsolePopen
     try:
-        _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
+        _start("local", {}, include_dashboard=False, _temp_dir=made_private(), _system_config=system)
     finally:
         services.ConsolePopen = plain
 

@@ -11,6 +11,7 @@ from cluster.contracts.config import PromptsConfig, RunConfig
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Reward, RewardStatus
 from cluster.rollouts.mixture import Mixture
+from cluster.sinks.console.words import for_terminal
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
@@ -35,7 +36,11 @@ class Report:
         table = Table(box=None, show_header=False, pad_edge=False)
         shown = ""
         for section, name, value in self.rows:
-            table.add_row("" if section == shown else Text(section, style="bold"), Text(name), Text(value))
+            table.add_row(
+                "" if section == shown else Text(section, style="bold"),
+                Text(for_terminal(name)),
+                Text(for_terminal(value)),
+            )
             shown = section
         return table
 

@@ -20,6 +20,7 @@ from cluster.contracts.errors import TreadwheelError
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory, wrong_in
 from cluster.record.storage import Storage
 from cluster.sinks.console.drawing import duration
+from cluster.sinks.console.words import for_terminal
 
 _DEEPEST = 3
 """Levels below the named folder: runs/sweep/seed-1."""
@@ -201,7 +202,7 @@ def table(runs: Sequence[Listed]) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         shown.add_row(
-            run.run_dir,
+            for_terminal(run.run_dir),
             Text(run.state, style=_STYLES.get(run.state, "")),
             "" if run.step is None else f"{run.step} of {run.num_steps}",
             _number(run.reward, ".3f"),

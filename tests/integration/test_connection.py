@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800
 JOIN = "import sys, ray; ray.init(sys.argv[1], logging_level='error'); print('joined', ray.cluster_resources())"
 WORKER = re.compile(r"ray::IDLE|\S*python[\d.]* .*default_worker\.py")
 """One that waits for a call, or is about to. Ray's own command names the file as well."""
+STAYS_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OURS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness")
 
 
@@ -30,9 +32,21 @@ def children() -> list[str]:
 
 def join(address: str, **authentication: str) -> subprocess.CompletedProcess[str]:
     """Another process that tries to use the cluster."""
-    clean = {name: value for name, value in os.environ.items() if name not in OURS}
+    # Otherwise Ray asks for loopback at the machine's own address, where nothing listens.
+    clean = {name: value for name, value in os.environ.items() if name not in OURS} | {STAYS_ON_LOOPBACK: "0"}
     command = [sys.executable, "-c", JOIN, address]
     return subprocess.run(command, env={**clean, **authentication}, capture_output=True, text=True, timeout=1500)
+
+
+def listening() -> set[str]:
+    """Addresses at which the processes of the cluster wait for connections."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return {
+        each.laddr.ip.removeprefix("::ffff:")
+        for process in processes
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    }
 
 
 async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_trace_of_it():
@@ -61,3 +75,18 @@ async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_tr
                 assert "joined" in ours.stdout, ours.stderr
         assert taken_from_environment() == before
     assert len(tokens) == 2
+
+
+async def test_other_machines_and_other_users_reach_nothing_of_a_local_cluster(monkeypatch):
+    """Seen in review: Ray replaced loopback by the address of the machine, and all users could replace its sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:  # pytest's folders have long names
+        os.chmod(shared, 0o755)
+        monkeypatch.setenv("RAY_TMPDIR", shared)
+        async with connected(None):
+            address = await ray.remote(num_cpus=0)(ray.util.get_node_ip_address).remote()
+            assert address == "127.0.0.1"
+            assert listening() == {"127.0.0.1"}
+            sockets = {each.laddr for each in psutil.net_connections("unix") if str(each.laddr).startswith(shared)}
+        assert {os.path.basename(each) for each in sockets} == {"raylet", "plasma_store"}
+        assert {os.path.relpath(each, shared).split("/")[0] for each in sockets} == {f"ray-{os.getuid()}"}
+        assert os.stat(os.path.join(shared, f"ray-{os.getuid()}")).st_mode & 0o777 == 0o700

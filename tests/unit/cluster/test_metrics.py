@@ -102,6 +102,18 @@ def test_a_sink_that_cannot_write_is_loud_and_left_out(capsys):
     assert [seen for seen in healthy.seen if not isinstance(seen, dict)] == [(1, {}), (2, {}), "closed"]
 
 
+def test_the_reason_why_a_sink_is_left_out_shows_no_secret(capsys):
+    """Seen in review: MLflow names the URL that it asked, with its password."""
+
+    class Tracker(Listed):
+        def step(self, version, metrics):
+            raise OSError("API request to https://me:hunter2@host/api failed")
+
+    with MetricLog([Tracker()]) as log:
+        log.step(1, {})
+    assert capsys.readouterr().err.endswith("now on: API request to https://<hidden>@host/api failed\n")
+
+
 async def test_a_sink_that_is_left_out_is_an_event_once(directory):
     with MetricLog([Broken()], directory=directory) as log:
         for version in (1, 2, 3):

@@ -16,6 +16,7 @@ from deploy.cli import app, running
 from deploy.cluster_up.ahead import RayAhead
 from deploy.config.loading import load, resolved_yaml
 from deploy.reports import run_info
+from deploy.reports import verify as verification
 from deploy.reports.run_info import print_summary
 from deploy.reports.summary import summarize
 
@@ -212,6 +213,13 @@ def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(tmp_path,
     monkeypatch.setattr(run_info, "table", fail)
     ended = CliRunner().invoke(app, ["info", str(tmp_path)])
     assert ended.exit_code == 2 and ended.stderr == "treadwheel: a judge said [/INST]?, twice\n  and more\n"
+
+
+def test_what_anothers_record_says_does_nothing_to_the_terminal(tmp_path, monkeypatch):
+    verdict = verification.Verdict(num_checkpoints=0, problems=("group a\x1b]52;c;cHduZWQ=\x07b",))
+    monkeypatch.setattr(run_info, "config_of", lambda _: None)
+    monkeypatch.setattr(verification, "verify", lambda *_: verdict)
+    assert "group ab\n" in CliRunner().invoke(app, ["verify", str(tmp_path)]).output
 
 
 def test_all_that_is_to_be_evaluated_is_checked_before_the_first_of_it_is(tmp_path, monkeypatch):

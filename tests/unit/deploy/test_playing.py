@@ -56,6 +56,14 @@ def test_what_comes_from_stdin_is_said_and_its_end_leaves_the_game():
     assert result.output.splitlines()[-1] == "  stopped: the environment asks for another turn, and there is none"
 
 
+def test_what_a_prompt_or_a_model_says_does_nothing_to_the_terminal(model):
+    """Seen in review: a web page in a tool's answer could write into the clipboard of the person who plays."""
+    words = (f"{HERE}:guess", "top=20", "--prompt", "Gu\x1b]52;c;cHduZWQ=\x07ess.\x1b[2J")
+    result = played(*words, "--model", model, *said("1\x1b]0;owned\x070", "13"))
+    assert result.output.splitlines()[:3] == ["user  Guess.", "assistant  10", "user  higher"]
+    assert "\x1b" not in result.output and "\x07" not in result.output
+
+
 def test_rewards_notes_and_rewritten_contexts_are_told():
     result = played(f"{HERE}:with_all_events", "--prompt", "Hi.", *said("a", "b", "c"))
     assert result.output.splitlines()[2:] == [

@@ -155,6 +155,10 @@ def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp
     assert "answers that differ from the run's: 1" in result.output
 
 
+def test_an_old_answer_does_nothing_to_the_terminal(tmp_path):
+    assert "  in the run it said: colder\n" in again(_guessed(tmp_path, "col\x1b]0;owned\x07der")).output
+
+
 @pytest.mark.parametrize(("number", "exit_code"), [(7, 0), (8, 1)])
 def test_a_context_that_it_writes_otherwise_than_in_the_run_is_told(tmp_path, number, exit_code):
     note = {"role": "user", "content": f"The note says {number}."}

@@ -2,10 +2,8 @@ import datetime
 import hashlib
 import json
 import threading
-import time
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.feather
@@ -286,25 +284,6 @@ def test_the_digest_is_of_each_row_as_sorted_json(tmp_path):
         '{"a": [null, "é"], "answer": 2, "prompt": "1 + 1 ="}\n{"messages": [{"content": "1 + 1", "role": "user"}]}\n'
     )
     assert file(path=jsonl(tmp_path, *rows)).digest == hashlib.blake2b(as_json.encode(), digest_size=16).hexdigest()
-
-
-def test_opening_takes_little_longer_than_reading_the_json(tmp_path):
-    """It took four times as long: a minute for a million rows."""
-    path = jsonl(
-        tmp_path, *({"prompt": f"{i} + 1 =", "answer": i, "level": {"of": [i]}, "by": "me"} for i in range(20_000))
-    )
-    lines = Path(path).read_bytes().splitlines()
-
-    def read():
-        for line in lines:
-            json.dumps(json.loads(line), ensure_ascii=False, sort_keys=True)
-
-    def seconds(work):
-        began = time.process_time()
-        work()
-        return time.process_time() - began
-
-    assert min(seconds(lambda: file(path=path)) for _ in range(3)) < 2.5 * min(seconds(read) for _ in range(3))
 
 
 def test_a_large_file_is_read_once_until_it_changes(tmp_path, monkeypatch):

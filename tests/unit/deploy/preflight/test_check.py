@@ -22,7 +22,7 @@ from deploy.preflight import check, check_assumed, check_evaluation, check_learn
 from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
-from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths, rounded_adapter
+from deploy.preflight.report import Report, long_warmup, mathematics_rows, other_lengths, rounded_adapter
 from deploy.preflight.settings import check_effects, check_mathematics, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
@@ -52,6 +52,12 @@ def shown(config) -> str:
     out = io.StringIO()
     Console(file=out, width=200).print(check(config).table())
     return out.getvalue()
+
+
+def test_what_a_prompt_or_a_judge_says_does_nothing_to_the_terminal():
+    out = io.StringIO()
+    Console(file=out).print(Report(rows=(("reward", "a\x1b[2J", "b\x1b]0;owned\x07c"),)).table())
+    assert out.getvalue().split() == ["reward", "a", "bc"]
 
 
 def refusal(config) -> str:

@@ -163,6 +163,13 @@ def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
     assert line.split()[1:] == ["finished", "7", "of", "40", "0.500", "0.750", "3,412", "100", "s", "ago"]
 
 
+def test_the_name_of_anothers_folder_does_nothing_to_the_terminal(tmp_path):
+    made(tmp_path / "a\x1b]0;owned\x07b")
+    out = io.StringIO()
+    Console(file=out, width=300).print(table(listed(run_directories(str(tmp_path)), now=NOW)))
+    assert "ab" in out.getvalue() and "\x1b" not in out.getvalue()
+
+
 def test_runs_below_a_stores_prefix_are_found():
     with s3("listed"):
         made("s3://listed/team/a", {"kind": "finished"})
