@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import numpy as np
@@ -198,7 +199,7 @@ def load(
 ) -> PreTrainedModel:
     """The model in `dtype`, dropout off: the policy that learns must be the one that sampled.
 
-    Raises ConfigError naming `field` for a model that does not load, or whose weights are missing or of another shape.
+    Raises ConfigError naming `field` for a model that does not load, or whose weights are missing, of another shape, or pickled with code.
     """
     transformers.utils.logging.disable_progress_bar()
     config = read_config(model, field=field)
@@ -218,6 +219,10 @@ def load(
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"{field}={model.path!r}: its pickled weights are damaged or contain code, and are not read; take safetensors files instead"
+        ) from error
     # transformers initialises mismatched and missing weights at random.
     if found["mismatched_keys"]:
         name, stored, expected = min(found["mismatched_keys"])

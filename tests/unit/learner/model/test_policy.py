@@ -345,6 +345,21 @@ def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: P
         load(ModelConfig(path=str(path), attention="sdpa"), dtype=torch.float32)
 
 
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("harmed"),)
+
+
+def test_pickled_weights_that_contain_code_are_refused_and_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    path = make_tiny_model(tmp_path / "model")
+    (path / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Harmful()}, path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"model\.path='.*model': its pickled weights are damaged or contain code"):
+        load(ModelConfig(path=str(path)), dtype=torch.float32)
+    assert not Path("harmed").exists()
+
+
 def test_a_model_whose_layers_cannot_be_checkpointed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = make_tiny_model(tmp_path)
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
