@@ -1,5 +1,6 @@
 """Prompts from a data set of the Hugging Face hub, or from a folder that `datasets` saved. Needs the package `datasets`."""
 
+import functools
 import importlib
 import os
 import re
@@ -33,7 +34,14 @@ def dataset(
     is_folder = os.path.isdir(folder)
     if is_folder and (config or revision):
         raise ConfigError(f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out")
-    found = _folder(folder, split) if is_folder else _of_the_hub(path, config, split, revision)
+    if not is_folder:
+        return _of_the_hub(path, config, split, revision, column, text_as, system_prompt)
+    return _prompts(_folder(folder, split), path, split, column, text_as, system_prompt)
+
+
+def _prompts(
+    found: Any, path: str, split: str, column: str | None, text_as: TextAs, system_prompt: str | None
+) -> RowPrompts:
     rows = TableRows(found.with_format("arrow")[:])
     name = f"dataset/{Path(path).name}/{split}"
     return RowPrompts(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
@@ -69,7 +77,17 @@ def _names(split: str) -> list[str]:
     return [split, *(each.partition("[")[0] for each in split.split("+"))]
 
 
-def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:
+@functools.lru_cache(maxsize=8)
+def _of_the_hub(
+    path: str,
+    config: str | None,
+    split: str,
+    revision: str | None,
+    column: str | None,
+    text_as: TextAs,
+    system_prompt: str | None,
+) -> RowPrompts:
+    """Kept, since a commit does not change: check, order of prompts and probe of one start open the same rows."""
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
             f"path={path!r} is no local folder, so it names a data set of the hub, but revision={revision!r} is no commit; name an "
@@ -78,7 +96,8 @@ def _of_the_hub(path: str, config: str | None, split: str, revision: str | None)
         )
     package = _package()
     try:
-        return package.load_dataset(path, config, split=split, revision=revision)
+        found = package.load_dataset(path, config, split=split, revision=revision)
     # RuntimeError: the data set is a script.
     except (OSError, ValueError, RuntimeError, package.exceptions.DatasetsError) as error:
         raise ConfigError(f"path={path!r} does not load: {type(error).__name__}: {error}") from error
+    return _prompts(found, path, split, column, text_as, system_prompt)

@@ -3,6 +3,7 @@
 import sys
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from actors.prompts.dataset import dataset
@@ -75,6 +76,24 @@ def test_a_data_set_of_the_hub_that_does_not_load_is_a_mistake_of_the_run_file(m
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions))
     with pytest.raises(ConfigError, match=r"path='org/name' does not load: .*Error: .*[dD]ataset"):
         dataset(path="org/name", revision="0" * 40)
+
+
+def test_a_data_set_of_the_hub_is_read_once(monkeypatch):
+    asked = []
+
+    class Found:
+        def with_format(self, _):
+            return pa.table({"question": ["1 + 1 =", "2 + 2 ="]})
+
+    def load_dataset(path, config, *, split, revision):
+        asked.append((path, config, split, revision))
+        return Found()
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    opened = [dataset(path="org/once", revision="0" * 40, column="question") for _ in range(3)]
+    assert opened[0] is opened[2] and opened[0][1].text == "2 + 2 ="
+    assert dataset(path="org/once", revision="1" * 40, column="question") is not opened[0]
+    assert asked == [("org/once", None, "train", "0" * 40), ("org/once", None, "train", "1" * 40)]
 
 
 def test_without_the_package_the_error_is_a_line_of_pip(tmp_path, monkeypatch):
