@@ -8,7 +8,7 @@ import stat
 from cluster.contracts.errors import ConfigError
 
 LONGEST = 44
-"""Characters of its path. Those of Ray's sockets below it may have 107."""
+"""Characters of its path. Those of Ray's sockets below it, `session_<time>_<pid>/sockets/plasma_store`, may have 107."""
 
 
 def ray_folder() -> str:
@@ -17,15 +17,20 @@ def ray_folder() -> str:
 
 
 def made_private() -> str:
-    """The path, inside a folder of mode 0700. Raises ConfigError if other users may enter that."""
+    """The path, inside a folder of mode 0700. Raises ConfigError if other users may enter that, or if the path is too long."""
     own = _own()
+    if len(folder := ray_folder()) > LONGEST:
+        raise ConfigError(
+            f"{folder}, the folder for Ray's sockets and logs, has {len(folder)} characters; the names of sockets leave it {LONGEST}: set "
+            "RAY_TMPDIR to a shorter one"
+        )
     with contextlib.suppress(FileExistsError):
         os.makedirs(own, mode=0o700)
     if not _is_private(own):
         raise ConfigError(
             f"{own}, the folder for Ray's sockets and logs, is open to other users; remove it, or set RAY_TMPDIR to a folder of mode 0700"
         )
-    return ray_folder()
+    return folder
 
 
 def _own() -> str:

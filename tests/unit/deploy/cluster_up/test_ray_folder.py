@@ -1,6 +1,8 @@
 """Nobody else enters the folder of a run's own Ray."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,13 @@ from deploy.cluster_up.ray_folder import made_private, ray_folder
 
 
 @pytest.fixture
-def shared(tmp_path, monkeypatch):
-    tmp_path.chmod(0o755)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    return tmp_path
+def shared(monkeypatch):
+    """Its path is shorter than those of pytest's folders."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        monkeypatch.setenv("RAY_TMPDIR", name)
+        yield folder
 
 
 def test_in_a_folder_of_all_users_it_is_inside_a_folder_of_its_own(shared):
@@ -38,4 +43,14 @@ def test_a_folder_that_others_may_enter_and_a_link_are_refused(shared, tmp_path_
     elsewhere.chmod(0o700)
     own.symlink_to(elsewhere)
     with pytest.raises(ConfigError, match="is open to other users"):
+        made_private()
+
+
+def test_a_folder_in_which_rays_sockets_have_too_long_names_is_refused(shared, monkeypatch):
+    """Ray's own error came after the checks, from within."""
+    longest = str(shared / ("a" * (44 - len(f"{shared}//ray-{os.getuid()}/ray"))))
+    monkeypatch.setenv("RAY_TMPDIR", longest)
+    assert len(made_private()) == 44
+    monkeypatch.setenv("RAY_TMPDIR", f"{longest}b")
+    with pytest.raises(ConfigError, match=r"has 45 characters; .* leave it 44: set RAY_TMPDIR to a shorter one"):
         made_private()
