@@ -11,8 +11,6 @@ _NAMES = (
     "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "in inch inche", "ft foot feet",
     "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "oz ounce", "lb pound", "ml milliliter millilitre", "l liter litre",
     "sec second s", "min minute m", "h hr hour", "day", "week", "month", "yr year", "cent", "dollar", "euro", "degree", "radian",
-    "n newton", "j joule", "kj kilojoule", "v volt", "w watt", "kw kilowatt", "a amp ampere", "c coulomb", "k kelvin", "pa pascal",
-    "kpa kilopascal", "hz hertz", "mol mole", "ev",
     "thousand", "million m", "billion", "trillion",
 )  # fmt: skip
 """The names of each unit, without an s at the end. `m` is a name of three."""

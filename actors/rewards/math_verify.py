@@ -47,14 +47,23 @@ _SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE](
 _COUNTED = re.compile(
     r"((?:\A\$?|boxed\{)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?"
     r"(?:/\d{1,9}|[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|×)\s?10\^\{?-?\d{1,3}\}?)?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
-    r"\s+(?!(?:percent|sqrt|plus|minus|times|over|choose|infinity|alpha|beta|gamma|delta|theta|lambda|sigma|omega)\b)"
-    r"([A-Za-z]{4,20}(?: [A-Za-z]{1,20}){0,5}|[kMGmμµn]?(?:[NJVWACK]|Hz|Pa|mol|eV))\.?\s*(?=\}|\$?\Z)"
+    r"\s+([A-Za-z]{4,20}(?: [A-Za-z]{2,20}){0,3})\.?\s*(?=\}|\$?\Z)"
 )
-"""A number with words or the symbol of a unit as a whole answer: `18 eggs`, `12 V`. The package knows some words and symbols as units, and
-reads others as products of letters."""
+"""A number with words as a whole answer: `18 eggs`. The package knows some words as units, and reads others as products of letters."""
+_OTHER_NUMBERS = (
+    "two three four five six seven eight nine ten eleven twelve hundred thousand million billion trillion dozen couple half halve third",
+    "quarter fourth fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth millionth percent percentage permille squared",
+    "cubed factorial plus minus time divided multiplied over modulo mod choose raised power root sqrt cbrt more less than at and or not",
+    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan exp log infinity infty prime base",
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi omicron rho sigma tau upsilon phi chi psi omega",
+)
+"""Words, without an s at the end, that make another number of the one before them."""
+_CHANGING = {word for words in _OTHER_NUMBERS for word in words.split()}
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
-_SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}")
-"""Found in an answer between tags that may be a sentence with a formula, and no formula alone."""
+_SENTENCE = re.compile(
+    r"(?!\s*[+-]?\s*(?:\\?\$)?\s*[+-]?(?:\d|\\d?frac|\\sqrt))(?s:.)*?(?:\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3})"
+)
+"""An answer between tags that may be a sentence with a formula, and no formula alone: it does not begin with a number."""
 _LONGEST_FORMULA = 200
 """Longer sentences are not read as formulas too: the parser would take seconds for thousands of words."""
 _FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
@@ -90,7 +99,7 @@ def math_verify(
         return _compared(text, box, is_box=True)
     if (tagged := _tagged(answer)) is None:
         return _compared(text, answer, is_box=False)
-    is_sentence = _SENTENCE.search(tagged) is not None
+    is_sentence = _SENTENCE.match(tagged) is not None
     if (not is_sentence or len(tagged) <= _LONGEST_FORMULA) and _compared(text, f"\\boxed{{{tagged}}}", is_box=True):
         return 1.0
     return _compared(text, tagged, is_box=False) if is_sentence else 0.0
@@ -112,7 +121,7 @@ def _compared(text: str, answer: str, *, is_box: bool) -> float:
 def _tagged(text: str) -> str | None:
     """The text of the last `<answer>`, which a stop string may have left open. None if there is none."""
     _, is_tagged, after = text.rpartition("<answer>")
-    tagged = after.partition("</answer>")[0].strip()
+    tagged = _FULL_STOP.sub("", after.partition("</answer>")[0].strip().strip("*"))
     return tagged if is_tagged and tagged else None
 
 
@@ -198,7 +207,7 @@ def _gold(text: str) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """All readings of the answer: the letters of `km/h` or `12 V` may be units or variables, and `2e-1` a number or a difference."""
+    """All readings of the answer: the letters of `km/h` or `18 eggs` may be units or variables, and `2e-1` a number or a difference."""
     counted = _counted(text)
     power = _SCIENTIFIC.sub(r"\1\2 \\times 10^{\3}", counted)
     decimal = _SCIENTIFIC.sub(lambda number: f"{number[1]}{Decimal(f'{number[2]}e{number[3]}'):f}", counted)
@@ -245,8 +254,15 @@ def _plain(text: str) -> str:
 
 
 def _counted(text: str) -> str:
-    r"""Writes the words after a number as words: `18\text{ eggs}`."""
-    return _COUNTED.sub(r"\1\\text{ \2}", text)
+    r"""Writes the words after a number as words, `18\text{ eggs}`, unless they change the number."""
+
+    def written(counted: re.Match[str]) -> str:
+        words = counted[2].lower().split()
+        if any({word, word.removesuffix("s")} & _CHANGING for word in words):
+            return counted[0]
+        return f"{counted[1]}\\text{{ {counted[2]}}}"
+
+    return _COUNTED.sub(written, text)
 
 
 def _improper(text: str) -> str:
