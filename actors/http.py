@@ -197,7 +197,10 @@ class HttpClient:
                 raise UnavailableError(f"{call.url}: {why}", retry_after_s=_FIRST_S)
             if not done and not began_late:
                 self._rest(call.url, _REST_S)
-                raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
+                before = f"; before that: {call.failure}" if call.failure else ""
+                raise UnavailableError(
+                    f"{call.url} has answered nothing for {patience_s:.3g} s{before}", endpoint=call.url
+                )
             async with asyncio.timeout(2 * margin_s):  # later than the judge's own deadline, which ends it first
                 return await asking
         finally:
@@ -226,7 +229,11 @@ class HttpClient:
                     except _TransportError as error:
                         call.failure = error
                         self._rest(call.url, error.retry_after_s or _REST_S)
-                        self._closed[call.url] = time.monotonic() + (error.retry_after_s or 0.0), error
+                        opens_at = time.monotonic() + (error.retry_after_s or 0.0)
+                        if opens_at >= self._opens_at(
+                            call.url
+                        ):  # a late failure does not end another request's Retry-After
+                            self._closed[call.url] = opens_at, error
             if not any(map(self._is_healthy, call.urls)):
                 jitter_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
                 opens_in_s = min(map(self._opens_at, call.urls)) - time.monotonic()
@@ -240,7 +247,8 @@ class HttpClient:
         if call.failure is None:
             why = "requests_per_minute and tokens_per_minute leave no turn within the deadline"
             raise UnavailableError(f"{call.url}: {why}", retry_after_s=seconds / 2)
-        retry_after_s = seconds if call.failure.is_limit else None
+        was_sent = not math.isinf(call.asked_at)
+        retry_after_s = None if was_sent and not call.failure.is_limit else seconds
         why = f"{call.url}{call.path}: {call.failure}, until just before the deadline"
         raise UnavailableError(why, endpoint=call.url, retry_after_s=retry_after_s)
 

@@ -127,7 +127,7 @@ async def _client(
         async with Client(StdioServerParameters(command=sys.executable, args=command, env=seen)) as client:
             yield client
         return
-    key = os.environ.get(key_env) if key_env else None
+    key = os.environ.get(key_env, "").strip() if key_env else None
     if key_env and not key:
         raise ConfigError(
             f"key_env={key_env!r} is not set where environments run; export it, and add it to episodes.env"

@@ -67,7 +67,8 @@ class ChatJudge:
         text, values, num_tokens = await self._answer(messages, seed, servers)
         if values is None:
             repair = f"Your answer cannot be read: it is cut off, or not in the form asked for. {self._rubric.form()}"
-            again = [{"role": "assistant", "content": text}, {"role": "user", "content": repair}]
+            # Some servers refuse an empty message.
+            again = [{"role": "assistant", "content": text.strip() or "[no text]"}, {"role": "user", "content": repair}]
             text, values, num_more = await self._answer([*messages, *again], seed, servers)
             num_tokens += num_more
         if values is None:
@@ -94,8 +95,9 @@ class ChatJudge:
         return text, self._rubric.grades_in(text), used
 
     async def _in_form(self, body: Mapping[str, Any], servers: Mapping[str, Sequence[str]]) -> Any:
-        """Posts the request with the answer's form enforced by the server, unless the server has refused that before."""
-        if not self._takes_schema:
+        """Posts the request with the answer's form enforced by the server, unless the server has refused that before, or `asking.body`
+        names a form."""
+        if not self._takes_schema or "response_format" in self._asking.body:
             return await self._post(body, servers)
         form = {"name": "grades", "strict": True, "schema": self._rubric.schema()}
         try:

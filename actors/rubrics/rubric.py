@@ -184,7 +184,8 @@ def _object_at_the_end(text: str) -> tuple[str, dict[str, Any]]:
     for start in (brace.start() for brace in re.finditer(r"\{", text)):
         # A brace in the judge's own prose does not parse.
         with suppress(ValueError, RecursionError):
-            found, end = json.JSONDecoder().raw_decode(text, start)
+            # Not strict: models write line breaks into a reason.
+            found, end = json.JSONDecoder(strict=False).raw_decode(text, start)
             if end == len(text):
                 return text[:start], found
     return text, {}

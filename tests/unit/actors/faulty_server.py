@@ -56,6 +56,12 @@ class FaultyServer:
                 return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 99999999999 07:28:00 GMT"})
             case "retry after an hour":
                 return web.Response(status=429, headers={"Retry-After": "3600"})
+            case "away for an hour":
+                return web.Response(status=503, headers={"Retry-After": "3600"})
+            case "slow 500":
+                assert self.wait is not None
+                await self.wait.wait()
+                return web.Response(status=500)
             case "redirect":
                 return web.Response(status=307, headers={"Location": self.elsewhere})
             case "half a body" | "slow drip" as fault:

@@ -185,6 +185,46 @@ async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
 
 
 @simulated
+async def test_a_limit_outlasts_the_late_failure_of_an_earlier_request():
+    """The failure, which names no time, opened the server again: eight calls asked it within three seconds."""
+    async with faulty_server(echo, "slow 500", "retry after an hour") as server, client_of(server.url) as client:
+        server.wait = asyncio.Event()
+        earlier = asyncio.create_task(client.post("", 0))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError, match="HTTP 429"):
+            await client.post("", 1)
+        server.wait.set()
+        await asyncio.sleep(10)
+        with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429"):
+            await client.post("", 2)
+        earlier.cancel()
+        assert server.requests == [0, 1]
+
+
+@simulated
+async def test_a_call_that_was_not_sent_while_a_server_is_away_is_no_try_of_it():
+    """It counted as one: after five of them, and an answer to another request, the reward failed in an outage."""
+    async with faulty_server(echo, "away for an hour") as server, client_of(server.url) as client:
+        with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as sent:
+            await client.post("", 0)
+        with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as waits:
+            await client.post("", 1)
+        assert sent.value.retry_after_s is None and waits.value.retry_after_s == pytest.approx(60.0)
+        assert server.requests == [0]
+
+
+@simulated
+async def test_an_outage_of_slow_failures_names_the_last_one():
+    async with faulty_server(echo, "500", "hang") as server, client_of(server.url) as client:
+        with (
+            verdict_within(5),
+            pytest.raises(UnavailableError, match=r"answered nothing for .* before that: HTTP 500: out of"),
+        ):
+            await client.post("", 0)
+
+
+@simulated
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
     monkeypatch.setattr("actors.http._REST_S", 2)
     async with faulty_server(echo, "503") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:

@@ -140,7 +140,7 @@ async def test_only_tools_that_are_named_are_offered_and_a_server_sees_only_vari
 
 
 async def test_a_bearer_token_goes_to_the_server(monkeypatch):
-    monkeypatch.setenv("NOTES_KEY", "open")
+    monkeypatch.setenv("NOTES_KEY", "open\n")  # as secret files end
     with http_server(SERVER_KEY="open") as url:
         async with hosted_variant("mcp_tools", url=url, key_env="NOTES_KEY", sees=("NOTES_KEY",)) as host:
             assert (await host.run(task(), Scripted("Hello."))).status is RewardStatus.OK

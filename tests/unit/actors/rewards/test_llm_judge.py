@@ -99,6 +99,22 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_once_more_in_the_same_
     assert after[:2] == before and [each["role"] for each in after[2:]] == ["assistant", "user"]
 
 
+@pytest.mark.parametrize("empty", [None, "", "\n"])
+async def test_the_repair_question_after_an_empty_answer_has_no_empty_message(rubric, empty):
+    """Some servers refuse one, and the reward failed by their HTTP 400."""
+    async with faulty_server(saying(chat(empty), GOOD)) as server:
+        server.fault_of = lambda body: None if all(each["content"].strip() for each in body["messages"]) else "400"
+        assert (await judged(server, rubric)).value == 2.5
+
+
+@pytest.mark.parametrize(("own", "sent"), [(None, None), ({"type": "json_object"}, {"type": "json_object"})])
+async def test_a_form_of_answers_in_the_body_is_sent_in_place_of_the_rubrics(rubric, own, sent):
+    async with faulty_server(saying(GOOD)) as server:
+        assert (await judged(server, rubric, asking={"body": {"response_format": own}})).value == 2.5
+    (asked,) = server.requests
+    assert asked.get("response_format") == sent
+
+
 async def test_two_answers_that_cannot_be_read_are_a_failed_reward_and_not_the_lowest_grade(rubric):
     async with faulty_server(saying("no idea", chat("none", reason="length"))) as server:
         reward = await judged(server, rubric)

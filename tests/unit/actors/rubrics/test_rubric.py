@@ -93,6 +93,7 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
         ('{"reason": "It writes </think> twice.", "correct": "right"}', {"correct": 1.0}),
         ('<think>Well.</think>{"reason": "It writes </think>.", "correct": "right"}', {"correct": 1.0}),
         ('<think>I would say {"reason": "It writes </think>.", "correct": "right"}', None),
+        ('{"reason": "First.\nThen.", "correct": "right"}', {"correct": 1.0}),
         ("Good.\n**Verdict: partly**\n", None),
         ('{"correct": "right", "correct": "excellent"}', None),
         ('{"correct": 1}', None),
