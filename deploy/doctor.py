@@ -176,7 +176,7 @@ def _disks(folder: str) -> Iterator[Finding]:
         free = shutil.disk_usage(place).free
         value = f"{free / GIB:.1f} GiB free in {os.path.abspath(place)}"
         yield _found(name, value, advice, unless=free >= _LEAST_DISK_GIB * GIB)
-    if len(ray_folder()) > LONGEST:
+    if len(os.fsencode(ray_folder())) > LONGEST:
         advice = "name a shorter TMPDIR: the names of Ray's sockets would be too long"
         yield _found("temporary files", ray_folder(), advice)
 

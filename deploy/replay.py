@@ -206,10 +206,13 @@ def _check_ends(config: RunConfig, out: str | None) -> None:
 
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:
-    events = run_dir.read_json_lines(EVENTS)
-    kinds = ("broadcast", "published")  # "published": by a resumed run that learned again before its workers started
-    found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
+    found = [event for event in run_dir.read_json_lines(EVENTS) if _publishes(event, version)]
     return found[-1]["digest"] if found else None
+
+
+def _publishes(event: Mapping[str, Any], version: int) -> bool:
+    # "published": by a resumed run that learned again before its workers started.
+    return event["kind"] in ("broadcast", "published") and event["policy_version"] == version
 
 
 def _compared(run_dir: RunDirectory, step: int, digest: str, chosen: Mapping[str, str]) -> Replay:
@@ -218,27 +221,31 @@ def _compared(run_dir: RunDirectory, step: int, digest: str, chosen: Mapping[str
         digest=digest,
         recorded_digest=_published(run_dir, step),
         moved=_moved(run_dir),
-        others=_others(run_dir, chosen),
+        others=_others(run_dir, step, chosen),
     )
 
 
 def _moved(run_dir: RunDirectory) -> tuple[str, ...]:
     """Settings that a later command of the run changed, and that may change the digest of a step."""
-    return tuple(sorted({name for event in _launched(run_dir) for name in event.get("moved", ())}))
+    launched = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
+    return tuple(sorted({name for event in launched for name in event.get("moved", ())}))
 
 
-def _others(run_dir: RunDirectory, chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """As `Replay.others`. Passports of earlier versions do not name all of it: that is not compared."""
+def _others(run_dir: RunDirectory, step: int, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    """As `Replay.others`, of the drivers until `step` was published last. Runs of earlier versions do not name all of it: that is not
+    compared."""
     passport: dict[str, Any] = {}
     with contextlib.suppress(StorageError):  # an unreadable passport must not hide the verdict
         passport = run_dir.read_json(PASSPORT)
-    used = [passport.get("versions", {}), *(event.get("versions", {}) for event in _launched(run_dir))]
+    events = run_dir.read_json_lines(EVENTS)
+    ends = [place for place, event in enumerate(events) if _publishes(event, step)]
+    events = events[: ends[-1]] if ends else events
+    used = [
+        passport.get("versions", {}),
+        *(event.get("versions", {}) for event in events if event["kind"] == "launched"),
+    ]
+    learners = [passport.get("learner", {}), *(event for event in events if event["kind"] == "learner_loaded")]
     now = versions()
     pairs = [(name, each[name], now.get(name, "none")) for each in used for name in each]
-    processor = passport.get("learner", {}).get("processor", chosen["processor"])
-    pairs.append(("the processor", processor, chosen["processor"]))
+    pairs += [("the processor", each["processor"], chosen["processor"]) for each in learners if "processor" in each]
     return tuple(dict.fromkeys(f"{name} {then} (now {here})" for name, then, here in pairs if then != here))
-
-
-def _launched(run_dir: RunDirectory) -> list[dict[str, Any]]:
-    return [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]

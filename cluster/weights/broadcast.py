@@ -104,7 +104,9 @@ class Weights:
         try:
             while True:
                 workers = {worker.name: worker for worker in fleet.workers()}
-                sent = _blaming(_of_all(workers, await self._transport.deliver(list(workers.values()))), num_lost)
+                sent = _blaming(
+                    _counting_silent(workers, await self._transport.deliver(list(workers.values()))), num_lost
+                )
                 seconds = published.seconds + sent.seconds
                 stats = self._note(replace(sent, seconds=seconds, publish_seconds=published.seconds))
                 if not any(isinstance(error, LostError) for _, error in stats.failures):
@@ -165,7 +167,7 @@ class Weights:
         """Loads the version published last. False if it is lost, or if a broadcast began or a newer version was published meanwhile."""
         await self._is_sent.wait()
         published = self._last
-        stats = _blaming(_of_all([worker.name], await self._transport.catch_up([worker])), num_lost)
+        stats = _blaming(_counting_silent([worker.name], await self._transport.catch_up([worker])), num_lost)
         for _, error in self._failures(stats):
             if not isinstance(error, LostError):
                 raise error
@@ -190,7 +192,7 @@ class Weights:
                 await self.publish()
 
     async def _publish(self) -> BroadcastStats:
-        published = _of_all((), await self._transport.publish(self._learner))
+        published = _counting_silent((), await self._transport.publish(self._learner))
         return replace(published, publish_seconds=published.seconds)
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
@@ -215,7 +217,7 @@ class Weights:
         ]
 
 
-def _of_all(workers: Iterable[str], stats: BroadcastStats) -> BroadcastStats:
+def _counting_silent(workers: Iterable[str], stats: BroadcastStats) -> BroadcastStats:
     """Adds a failure for each worker of which the transport says nothing: it must not sample under unproven weights. Raises WeightsError
     for another answer than BroadcastStats."""
     answer: object = stats  # a transport may be a user's own

@@ -7,8 +7,8 @@ import stat
 
 from cluster.contracts.errors import ConfigError
 
-LONGEST = 44
-"""Characters of its path. Those of Ray's sockets below it, `session_<time>_<pid>/sockets/plasma_store`, may have 107."""
+LONGEST = 43
+"""Bytes of its path. Those of Ray's sockets below it, `session_<time>_<pid>/sockets/plasma_store`, may have 107."""
 
 
 def ray_folder() -> str:
@@ -19,13 +19,17 @@ def ray_folder() -> str:
 def made_private() -> str:
     """The path, inside a folder of mode 0700. Raises ConfigError if other users may enter that, or if the path is too long."""
     own = _own()
-    if len(folder := ray_folder()) > LONGEST:
+    if (length := len(os.fsencode(folder := ray_folder()))) > LONGEST:
         raise ConfigError(
-            f"{folder}, the folder for Ray's sockets and logs, has {len(folder)} characters; the names of sockets leave it {LONGEST}: set "
+            f"{folder}, the folder for Ray's sockets and logs, has {length} bytes; the names of sockets leave it {LONGEST}: set "
             "RAY_TMPDIR to a shorter one"
         )
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(own, mode=0o700)
+    try:
+        os.makedirs(own, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{own}, the folder for Ray's sockets and logs, cannot be made: {error}; set RAY_TMPDIR to a folder that can be written"
+        ) from error
     if not _is_private(own):
         raise ConfigError(
             f"{own}, the folder for Ray's sockets and logs, is open to other users; remove it, or set RAY_TMPDIR to a folder of mode 0700"

@@ -121,8 +121,8 @@ def has_comment(text: str) -> bool:
 
 
 def has_folded_text(text: str) -> bool:
-    """Whether a readable document has a text of several lines without quotes, which YAML joins to one."""
-    of_texts = (each for each in _content(text) if isinstance(each, yaml.ScalarToken) and each.plain)
+    """Whether a readable document has a text of several lines, with or without quotes, which YAML joins to one. Blocks stay as they are."""
+    of_texts = (each for each in _content(text) if isinstance(each, yaml.ScalarToken) and each.style not in ("|", ">"))
     return any(each.start_mark.line < each.end_mark.line for each in of_texts)
 
 

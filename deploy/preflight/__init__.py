@@ -148,6 +148,7 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_heads, config)
+        problems.attempt(settings.check_stops, config, formatter)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     # The engine proves its weights on a probe made of the first prompts.
     problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)

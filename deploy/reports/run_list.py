@@ -202,7 +202,7 @@ def table(runs: Sequence[Listed]) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         shown.add_row(
-            for_terminal(run.run_dir),
+            Text(for_terminal(run.run_dir)),
             Text(run.state, style=_STYLES.get(run.state, "")),
             "" if run.step is None else f"{run.step} of {run.num_steps}",
             _number(run.reward, ".3f"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -107,7 +107,7 @@ class ModelFolder:
         config.architectures = [type(self._causal_lm).__name__]
         config.save_pretrained(folder)
         written = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        whole = json.dumps(with_lost(written, self._base_configuration), indent=2, sort_keys=True) + "\n"
+        whole = json.dumps(with_missing_fields(written, self._base_configuration), indent=2, sort_keys=True) + "\n"
         (folder / CONFIG_NAME).write_text(whole, encoding="utf-8")
         generation = self._causal_lm.generation_config
         if generation is None:
@@ -157,14 +157,18 @@ class ModelFolder:
         return ((name, tensor.cpu()) for name, tensor in named)
 
 
-def with_lost(written: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def with_missing_fields(written: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the base's fields that it lacks, nested ones too. transformers 5 renames some (`rope_theta` is within
     `rope_parameters`), and software that reads the old names computes with their defaults, without a word."""
-    if written.get("model_type") != base.get("model_type"):  # the text model alone of one that also takes images
-        return dict(written)
+    if written.get("model_type") != base.get("model_type"):
+        text = base.get(
+            "text_config"
+        )  # of a model that also takes images, of which the text model alone may be written
+        is_text = isinstance(text, dict) and text.get("model_type") == written.get("model_type")
+        return with_missing_fields(written, cast(dict[str, Any], text)) if is_text else dict(written)
     lost = {name: value for name, value in base.items() if name not in written and name not in _OF_BASE_ALONE}
     nested = {
-        name: with_lost(value, base[name])
+        name: with_missing_fields(value, base[name])
         for name, value in written.items()
         if name.endswith("_config") and isinstance(value, dict) and isinstance(base.get(name), dict)
     }

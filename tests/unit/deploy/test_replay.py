@@ -73,10 +73,18 @@ def test_a_difference_names_what_the_run_was_computed_with_and_the_replay_is_not
     monkeypatch.setattr(replaying, "versions", lambda: {"torch": "2.13", "ray": "2.60"})
     directory = RunDirectory(str(tmp_path))
     directory.write_json(PASSPORT, {"versions": {"torch": "2.12", "ray": "2.60"}, "learner": {"processor": "AMX"}})
-    for drivers in ({"torch": "2.12", "vllm": "0.32"}, {"torch": "2.13"}):
+    for step, drivers in enumerate(({"torch": "2.12", "vllm": "0.32"}, {"torch": "2.13"}, {"torch": "2.14"}), start=1):
         directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "versions": drivers})
-    others = replaying._others(directory, {"processor": "AVX512"})
-    assert others == ("torch 2.12 (now 2.13)", "vllm 0.32 (now none)", "the processor AMX (now AVX512)")
+        directory.append_json(EVENTS, {"kind": "learner_loaded", "time": 1.0, "processor": f"AVX{step}"})
+        directory.append_json(EVENTS, broadcast(step, "d"))
+    others = replaying._others(directory, 2, {"processor": "AVX1"})
+    assert others == (
+        "torch 2.12 (now 2.13)",
+        "vllm 0.32 (now none)",
+        "the processor AMX (now AVX1)",
+        "the processor AVX2 (now AVX1)",
+    )
+    assert "torch 2.14 (now 2.13)" in replaying._others(directory, 3, {"processor": "AVX1"})
     other = Replay(num_steps=2, digest="a", recorded_digest="b", others=others[:1])
     assert other.verdict == (
         "not equal: the run published b; it was computed with torch 2.12 (now 2.13), which may round differently"
@@ -87,7 +95,7 @@ def test_a_difference_names_what_the_run_was_computed_with_and_the_replay_is_not
 def test_an_earlier_or_unreadable_passport_has_nothing_to_compare(tmp_path, passport):
     (tmp_path / PASSPORT).write_text(passport)
     (tmp_path / EVENTS).write_text('{"kind": "launched", "time": 1.0}\n')
-    assert replaying._others(RunDirectory(str(tmp_path)), {"processor": "AVX512"}) == ()
+    assert replaying._others(RunDirectory(str(tmp_path)), 1, {"processor": "AVX512"}) == ()
 
 
 def broadcast(version: int, digest: str) -> dict[str, Any]:

@@ -48,9 +48,17 @@ def test_a_folder_that_others_may_enter_and_a_link_are_refused(shared, tmp_path_
 
 def test_a_folder_in_which_rays_sockets_have_too_long_names_is_refused(shared, monkeypatch):
     """Ray's own error came after the checks, from within."""
-    longest = str(shared / ("a" * (44 - len(f"{shared}//ray-{os.getuid()}/ray"))))
+    longest = str(shared / ("a" * (43 - len(f"{shared}//ray-{os.getuid()}/ray"))))
     monkeypatch.setenv("RAY_TMPDIR", longest)
-    assert len(made_private()) == 44
-    monkeypatch.setenv("RAY_TMPDIR", f"{longest}b")
-    with pytest.raises(ConfigError, match=r"has 45 characters; .* leave it 44: set RAY_TMPDIR to a shorter one"):
+    socket = f"{made_private()}/session_2026-12-01_12-00-00_123456_4194304/sockets/plasma_store"
+    assert len(socket) == 107, "Linux takes no longer one"
+    monkeypatch.setenv("RAY_TMPDIR", f"{longest[:-1]}ü")
+    with pytest.raises(ConfigError, match=r"has 44 bytes; .* leave it 43: set RAY_TMPDIR to a shorter one"):
+        made_private()
+
+
+def test_a_folder_that_cannot_be_made_names_the_variable(shared, monkeypatch):
+    (shared / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(shared / "file"))
+    with pytest.raises(ConfigError, match=r"cannot be made: .*; set RAY_TMPDIR to a folder that can be written"):
         made_private()

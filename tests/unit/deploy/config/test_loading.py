@@ -286,6 +286,8 @@ def test_a_missing_file_says_so(tmp_path):
             "prompts.system_prompt=Think.\nAnswer.",
             "'prompts.system_prompt=Think.\\nAnswer.': YAML takes a line break in a text for a space; write \\n between double quotes",
         ),
+        ("prompts.system_prompt='Think.\nAnswer.'", "YAML takes a line break in a text for a space"),
+        ('prompts.system_prompt="Think.\nAnswer."', "YAML takes a line break in a text for a space"),
     ],
 )
 def test_a_mistake_names_field_value_and_way_out(override, advice):

@@ -856,6 +856,8 @@ def test_an_evaluation_is_checked_for_what_it_needs_and_not_for_what_a_step_take
     with pytest.raises(ConfigError, match="2 problems") as refused:
         check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "reward.gpus_per_service=9"))
     assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "reward.gpus_per_service=9"))
+    with pytest.raises(ConfigError, match=r"sampling\.stop has '<pad>'"):
+        check_evaluation(run(tmp_path, model, held_out, "sampling.stop=['<pad>']"))
     with pytest.raises(ConfigError, match=r"model\.path='\./none' does not exist"):
         check_evaluation(run(tmp_path, "./none", held_out))
     assert not (tmp_path / "run").exists()

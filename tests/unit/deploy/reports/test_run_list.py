@@ -165,9 +165,11 @@ def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
 
 def test_the_name_of_anothers_folder_does_nothing_to_the_terminal(tmp_path):
     made(tmp_path / "a\x1b]0;owned\x07b")
+    made(tmp_path / "c[red]d")
     out = io.StringIO()
     Console(file=out, width=300).print(table(listed(run_directories(str(tmp_path)), now=NOW)))
     assert "ab" in out.getvalue() and "\x1b" not in out.getvalue()
+    assert "c[red]d" in out.getvalue()
 
 
 def test_runs_below_a_stores_prefix_are_found():

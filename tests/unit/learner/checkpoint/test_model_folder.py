@@ -128,7 +128,14 @@ def test_fields_that_transformers_leaves_out_are_kept_in_a_part_of_the_same_type
     written = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2}}
     base = {"model_type": "a", "new": 3, "text_config": {"model_type": model_type, "new": 3, "old": 1}}
     expected = {"model_type": "a", "new": 2, "text_config": {"model_type": "b", "new": 2, **kept}}
-    assert model_folder.with_lost(written, base) == expected
+    assert model_folder.with_missing_fields(written, base) == expected
+
+
+@pytest.mark.parametrize(("model_type", "kept"), [("b", {"old": 1}), ("another", {})])
+def test_a_text_model_of_one_that_also_takes_images_keeps_the_fields_of_its_part(model_type: str, kept: dict[str, int]):
+    base = {"model_type": "a", "vision": 3, "text_config": {"model_type": model_type, "new": 3, "old": 1}}
+    written = {"model_type": "b", "new": 2}
+    assert model_folder.with_missing_fields(written, base) == {"model_type": "b", "new": 2, **kept}
 
 
 def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trains(model_path: Path):
