@@ -27,6 +27,8 @@ _POWER = re.compile(r"(?<![\s}])[\s}]*+\^\s*+\{?+\s*+(-?\d{1,9})\s*+\}?+")
 _SPACE = re.compile(r"\\(?:text|mbox)\{|\\[,;:! ]|\\q?quad\b|[{}~]")
 _UNIT = re.compile(r"\s*(?P<name>[^\W\d_]+)\.?(?:\^(?P<power>-?\d{1,9})|(?P<raised>[²³]))?")
 _ALONE = re.compile(r"[\s.,;]*(?:$|[=(]|\\approx)")
+_PREFIX = re.compile(r"(?:nano|micro|milli|centi|kilo|mega|giga)(?=[a-z]{3})")
+_WORD = re.compile(r"(?<!\\)\b[a-z]{3,30}")
 _NUMBER = re.compile(
     r"[\s,+]*+(?:(?P<numerator>\d{1,9})/|\\frac\s+(?P<above>\d{1,9})\s+)?(?P<number>\d[\d,]{0,30}(?:\.\d{1,30})?)(?=\s*[^\W\d_])"
 )
@@ -49,11 +51,23 @@ def same_tail(gold: str, said: str) -> bool:
     (gold_head, gold_tail), (head, tail) = _parted(gold), _parted(said)
     if _is_open(gold_head) or _is_open(head):
         return _OF_CASES.sub("", gold) == _OF_CASES.sub("", said)
+    if _differ_by_prefix(gold_tail, tail):
+        return False
     (gold_numbers, gold_units), (numbers, units) = _parts(gold_tail), _parts(tail)
     return gold_numbers == numbers and not any(
         one and other and (one.power != other.power or not one.names & other.names)
         for one, other in zip(gold_units, units, strict=False)
     )
+
+
+def _differ_by_prefix(gold_tail: str, tail: str) -> bool:
+    """Whether their first words are one unit with two prefixes, such as `volts` and `kilovolts`, known or not."""
+    gold, said = (
+        next((each for each in _WORD.findall(text.lower()) if each not in ("text", "mbox")), "")
+        for text in (gold_tail, tail)
+    )
+    gold, said = gold.removesuffix("s"), said.removesuffix("s")
+    return gold != said and _PREFIX.sub("", gold) == _PREFIX.sub("", said)
 
 
 def without_rate(text: str) -> str:

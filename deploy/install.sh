@@ -31,6 +31,15 @@ make_venv() {
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment; install its venv module (package python3-venv)"
 }
 
+# pycosat, of reasoning-gym, has no wheel.
+check_compiler() {
+    "$venv/bin/python" -c 'import pycosat' 2>/dev/null && return
+    { command -v cc || command -v gcc; } >/dev/null &&
+        "$venv/bin/python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' && return
+    die "pycosat is compiled here: install a C compiler and Python's headers (Debian and Ubuntu: gcc, libc6-dev and python3-dev)"
+}
+
 # Python compiles a module when it is first imported. To compile all 34,000 beforehand takes half of an installation.
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@" "--${COMPILE:-no-compile}"; }
 
@@ -103,6 +112,7 @@ if [ "$(cat "$venv/.flavour" 2>/dev/null || echo "$flavour")" != "$flavour" ]; t
     die "$venv is a $(cat "$venv/.flavour") installation; remove it first: the two builds of torch and vLLM do not mix"
 fi
 make_venv
+check_compiler
 echo "$flavour" >"$venv/.flavour"
 "install_$flavour"
 check_imports

@@ -44,24 +44,21 @@ _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s
 """The same with plain spaces, as a whole answer."""
 _SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z|\\text)")
 """A number such as `1.6e-19` as a whole answer. The package reads it as 1.6 times Euler's number minus 19."""
+_OTHER_NUMBERS = (
+    "plus|minus|less|basis|dozens|hundreds|thousands|[a-z]{0,9}illions|halves|thirds|quarters|"
+    "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred|thousand|[a-z]{1,9}illion|[a-z]{1,6}teen|[a-z]{1,6}tie)ths"
+)
 _COUNTED = re.compile(
     r"((?:\A\$?|boxed\{)\s*[+-]?(?:\\?\$)?(?:\d[\d,]{0,30}(?:\.\d{1,30})?"
     r"(?:/\d{1,9}|[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|×)\s?10\^\{?-?\d{1,3}\}?)?|\\d?frac\{\d{1,9}\}\{\d{1,9}\}))"
-    r"\s+([A-Za-z]{4,20}(?: [A-Za-z]{2,20}){0,3})\.?\s*(?=\}|\$?\Z)"
+    rf"\s+(?!(?:{_OTHER_NUMBERS})\b)([a-z]{{3,20}}s|people|men|women|children|feet)\.?\s*(?=\}}|\$?\Z)"
 )
-"""A number with words as a whole answer: `18 eggs`. The package knows some words as units, and reads others as products of letters."""
-_OTHER_NUMBERS = (
-    "two three four five six seven eight nine ten eleven twelve hundred thousand million billion trillion dozen couple half halve third",
-    "quarter fourth fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth millionth percent percentage permille squared",
-    "cubed factorial plus minus time divided multiplied over modulo mod choose raised power root sqrt cbrt more less than at and or not",
-    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan exp log infinity infty prime base",
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi omicron rho sigma tau upsilon phi chi psi omega",
-)
-"""Words, without an s at the end, that make another number of the one before them."""
-_CHANGING = {word for words in _OTHER_NUMBERS for word in words.split()}
+"""A number with a plain noun in the plural as a whole answer: `18 eggs`. The package knows some words as units, and reads others as
+products of letters. Other words may make another number of it: `3 fifths`, `3 sinx`, `3 below zero`."""
 _CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
 _SENTENCE = re.compile(
-    r"(?!\s*[+-]?\s*(?:\\?\$)?\s*[+-]?(?:\d|\\d?frac|\\sqrt))(?s:.)*?(?:\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3})"
+    r"(?!\s*[+-]?\s*(?:\\?\$)?\s*[+-]?(?:\d|\\d?frac|\\sqrt))"
+    r"(?:\([A-J]\)\s|(?s:.)*?(?:\$|\\[(\[]|(?<![\\A-Za-z{])[A-Za-z]{3}))"
 )
 """An answer between tags that may be a sentence with a formula, and no formula alone: it does not begin with a number."""
 _LONGEST_FORMULA = 200
@@ -100,7 +97,9 @@ def math_verify(
     if (tagged := _tagged(answer)) is None:
         return _compared(text, answer, is_box=False)
     is_sentence = _SENTENCE.match(tagged) is not None
-    if (not is_sentence or len(tagged) <= _LONGEST_FORMULA) and _compared(text, f"\\boxed{{{tagged}}}", is_box=True):
+    box = f"\\boxed{{{tagged}}}"
+    is_formula = _boxed(box) == box and (not is_sentence or len(tagged) <= _LONGEST_FORMULA)
+    if is_formula and _compared(text, box, is_box=True):
         return 1.0
     return _compared(text, tagged, is_box=False) if is_sentence else 0.0
 
@@ -122,7 +121,7 @@ def _tagged(text: str) -> str | None:
     """The text of the last `<answer>`, which a stop string may have left open. None if there is none."""
     _, is_tagged, after = text.rpartition("<answer>")
     tagged = _FULL_STOP.sub("", after.partition("</answer>")[0].strip().strip("*"))
-    return tagged if is_tagged and tagged else None
+    return tagged if is_tagged and tagged.strip(".") else None
 
 
 def _are_equal(gold: Any, said: Any) -> bool:
@@ -254,15 +253,8 @@ def _plain(text: str) -> str:
 
 
 def _counted(text: str) -> str:
-    r"""Writes the words after a number as words, `18\text{ eggs}`, unless they change the number."""
-
-    def written(counted: re.Match[str]) -> str:
-        words = counted[2].lower().split()
-        if any({word, word.removesuffix("s")} & _CHANGING for word in words):
-            return counted[0]
-        return f"{counted[1]}\\text{{ {counted[2]}}}"
-
-    return _COUNTED.sub(written, text)
+    r"""Writes the noun after a number as a text: `18\text{ eggs}`."""
+    return _COUNTED.sub(r"\1\\text{ \2}", text)
 
 
 def _improper(text: str) -> str:

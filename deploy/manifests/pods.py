@@ -11,6 +11,8 @@ USER = 1000
 """User of the image (deploy/images/Dockerfile)."""
 LABELS = {"app.kubernetes.io/part-of": "treadwheel"}
 """Labels of all resources of runs. Not app.kubernetes.io/name, by which KubeRay selects the head of a RayService."""
+_STAYS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+"""Annotations of pods outside spot nodes: node autoscalers do not move them to save nodes. A moved learner ends an attempt of the job."""
 RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
 """Never /run: Kubernetes puts a pod's key to the API server into /var/run, which is a link to /run in Debian images."""
 API_KEY = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -139,7 +141,10 @@ def _template(
     }
     spec |= {"nodeSelector": dict(nodes.node_selector)} if nodes.node_selector else {}
     spec |= {"tolerations": tolerations} if tolerations else {}
-    return {"metadata": {"labels": dict(LABELS)}, "spec": spec}
+    metadata: Manifest = {"labels": dict(LABELS)}
+    if nodes is not site.spot:
+        metadata |= {"annotations": dict(_STAYS)}
+    return {"metadata": metadata, "spec": spec}
 
 
 def _gib(site: Site, pods: Pods) -> int:

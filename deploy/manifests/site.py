@@ -136,8 +136,8 @@ class Site(Section, mark=Mark.RESOURCES):
     """Disk of a pod, beyond which Kubernetes evicts it: /tmp, and without `run_claim` all of /treadwheel. If `run_dir` is an object store
     and the model a local folder, pods of the learner also have room for a checkpoint. For a model of the hub, add that here."""
     grace_s: Annotated[int, Field(ge=25)] = 120
-    """Seconds from a pod's notice to its end; spot nodes of some clouds have only 25. Workers hand over their groups until 10 s before
-    the end. Pods that are not on spot nodes have at least 120, to save."""
+    """Seconds from a pod's notice to its end. Spot nodes of some clouds have less (GKE: 15; set 25). Workers hand over their groups until
+    10 s before the end. Pods that are not on spot nodes have at least 120, to save."""
     idle_timeout_s: PositiveInt = 300
     """A pod without actors is given back after so many seconds."""
     retries: NonNegativeInt = 3

@@ -20,11 +20,17 @@ class _Dumper(Dumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+def _text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+    written = dumper.represent_str(text)
+    if "\n" in text and written.style is None:
+        written.style = "|"
+    return written
 
 
 _Dumper.add_representer(str, _text)
+# Go reads more spellings of numbers than YAML has: `0B1`, `0O17`, `1e1_0`.
+_NUMBER = re.compile(r"^[-+]?(?:0_*[xXbBoO][\da-fA-F_]+|[\d_]+(?:\.[\d_]*)?[eE][-+]?[\d_]+)$")
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", _NUMBER, list("-+0123456789"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
 
 

@@ -78,6 +78,25 @@ def test_the_skypilot_task_names_a_run_file_that_is_there_and_holds_no_token():
     assert "RAY_AUTH_MODE=token" in task["run"]
 
 
+@pytest.mark.parametrize("has_python", [True, False])
+def test_the_setup_of_the_skypilot_task_installs_with_a_python_that_fits(has_python, tmp_path):
+    """Its images have Python 3.10, and its own uv."""
+    for name, body in (
+        ("deploy/install.sh", 'echo "$1 ${PYTHON:-its own}"'),
+        (".local/bin/uv", '[ "$2" = find ] && echo /uv/python3.12; true'),
+        ("bin/python3.12" if has_python else "bin/python3.10", "true"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "bin/bash").symlink_to("/bin/bash")
+    (tmp_path / "bin/env").symlink_to("/usr/bin/env")
+    setup = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["setup"]
+    env = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
+    done = subprocess.run(["/bin/bash", "-ec", setup], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == ("gpu its own\n" if has_python else "gpu /uv/python3.12\n"), done.stderr
+
+
 def test_the_skypilot_tasks_run_fits_on_its_nodes_and_on_no_fewer(tmp_path):
     """A run on a cluster checks that only once its nodes are there."""
     task = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))

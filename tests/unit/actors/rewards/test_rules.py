@@ -428,7 +428,7 @@ def test_a_word_of_capitals_is_no_product_and_a_base_is_part_of_a_number(answer,
         ("18 dollars", "18", 1.0),
         ("18 dollars", r"\$18", 1.0),
         ("5 people", r"5 \text{ people}", 1.0),
-        ("5 years old", "5 years.", 1.0),
+        ("5 years", "5", 1.0),
         ("1,200 people", "1200", 1.0),
         (r"\frac{1}{2}", r"\frac{1}{2} cups", 1.0),
         ("2.5", "2 1/2 cups", 1.0),
@@ -475,6 +475,11 @@ def test_scientific_notation_is_a_number(answer, said, reward):
         ("<answer>42</answer>", "42", 1.0),
         ("<answer>\n-5\n</answer>", "-5", 1.0),
         ("<answer>42", "42", 1.0),
+        ("<answer>42 times</answer>", "42", 1.0),
+        ("<answer>(B) 42</answer>", "42", 1.0),
+        ("<answer>(B) 43</answer>", "42", 0.0),
+        ("<answer>42} garbage {5</answer>", "42", 0.0),
+        ("The answer is 42 (in the <answer>...</answer> format).", "42", 1.0),
         ("<answer>42.</answer>", "42", 1.0),
         ("<answer>**42**</answer>", "42", 1.0),
         (r"<answer>\frac{1}{2}</answer>", "0.5", 1.0),
@@ -496,8 +501,8 @@ def test_without_a_box_the_answer_is_between_the_tags(said, answer, reward):
     assert math_verify(prompt="?", completion=completion, columns={"answer": answer}) == reward
 
 
-@pytest.mark.parametrize("tail", ["fifths", "hundred", "dozen", "squared", "factorial", "divided by two", "modulo n", "sinh x", "root x",
-                                  "epsilon", "N", "or more", "less than that"])  # fmt: skip
+@pytest.mark.parametrize("tail", ["fifths", "twentieths", "hundred", "dozen", "millions", "squared", "factorial", "divided by two",
+                                  "modulo n", "sinh x", "sinx", "root x", "epsilon", "N", "or more", "below zero", "twenty"])  # fmt: skip
 @pytest.mark.parametrize("form", [r"\boxed{%s}", "<answer>%s</answer>"])
 def test_words_that_make_another_number_are_no_unit(tail, form):
     assert math_verify(prompt="?", completion=form % f"3 {tail}", columns={"answer": "3"}) == 0.0
@@ -509,6 +514,10 @@ def test_words_that_make_another_number_are_no_unit(tail, form):
         ("25 degrees", r"25^\circ\text{C}", 1.0),
         (r"5\text{ thousand}", r"5\text{ K}", 1.0),
         ("12 V", "12 kV", 0.0),
+        ("12 volts", "12 kilovolts", 0.0),
+        ("12 volts", r"12\text{ V}", 1.0),
+        (r"5\text{ milliseconds}", "5 seconds", 0.0),
+        ("30 miles per hour", "30 kilometers per hour", 0.0),
         ("2 N", "2", 0.0),
         ("1.6e-19 coulombs", r"1.6 \times 10^{-19}", 1.0),
         (r"2 \times 10^5 pascals", "200000", 1.0),

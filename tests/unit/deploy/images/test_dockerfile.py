@@ -81,6 +81,13 @@ def test_both_stages_have_the_library_that_vllm_needs_on_cpus():
     assert [bool(re.search(r"apt-get install .*\blibnuma1\b", stage)) for stage in stages] == [True, True]
 
 
+def test_both_stages_have_a_compiler():
+    """The first for pycosat, which has no wheel, the second for kernels. The base image has Python's headers, and no compiler."""
+    stages = FILE.read_text(encoding="utf-8").split("\nFROM ")[1:]
+    found = [bool(re.search(r"apt-get install .*\bgcc libc6-dev\b", stage)) for stage in stages]
+    assert found == [True, True]
+
+
 def test_the_home_and_the_command_are_where_pods_look_for_them():
     env = dict(word.partition("=")[::2] for rest in of("ENV") for word in shlex.split(rest))
     assert env["PATH"].startswith("/app/.venv/bin:") and of("WORKDIR") == ["/app", "/app"]

@@ -55,6 +55,23 @@ def test_an_unknown_flavour_leaves_no_trace(checkout):
     assert not (checkout / ".venv/.flavour").exists()
 
 
+@pytest.mark.parametrize(("lacks", "code"), [("", 0), ("compiler", 1), ("Python.h", 1)])
+def test_a_machine_on_which_nothing_can_be_compiled_is_told_before_anything_is_installed(checkout, lacks, code):
+    """pip's own words for it are some forty lines."""
+    programs = checkout / "programs"
+    programs.mkdir()
+    for name in ("bash", "cat", "dirname", "env", "sh", *(() if lacks == "compiler" else ("gcc",))):
+        (programs / name).symlink_to(shutil.which(name) or pytest.fail(f"{name} is not here"))
+    python = checkout / ".venv/bin/python"
+    fails = "*pycosat*|*Python.h*" if lacks == "Python.h" else "*pycosat*"
+    python.write_text(python.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\ncase "$2" in {fails}) exit 1;; esac\n'))
+    command = [programs / "bash", "deploy/install.sh", "cpu"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, env={"PATH": str(programs)})
+    assert done.returncode == code, done.stderr
+    assert ("install a C compiler and Python's headers" in done.stderr) == bool(lacks)
+    assert (checkout / ".venv/.flavour").exists() == (not lacks)
+
+
 @pytest.mark.parametrize(("flavour", "code"), [("cpu", 1), ("gpu", 0)])
 def test_an_installation_for_cpus_without_libnuma_says_which_package_has_it(checkout, flavour, code):
     """vLLM imports without it, and its engines fail later."""

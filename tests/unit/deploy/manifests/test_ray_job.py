@@ -129,6 +129,16 @@ def test_spot_nodes_come_before_others_and_after_the_learner():
     assert "nodeSelector" not in groups["learner"]["template"]["spec"]
 
 
+def test_node_autoscalers_move_only_pods_of_spot_nodes_to_save_nodes():
+    """Each move of the learner ended an attempt of the job; the fourth ended the job."""
+    for site in (Site(run_claim="treadwheel", spot={}), Site(run_claim="treadwheel")):
+        cluster = job(site, path=GPU)["spec"]["rayClusterSpec"]
+        groups = {each["groupName"]: each["template"] for each in cluster["workerGroupSpecs"]}
+        kept = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+        for name, template in {"head": cluster["headGroupSpec"]["template"], **groups}.items():
+            assert template["metadata"].get("annotations", {}) == ({} if name == "rollout-spot" else kept), name
+
+
 def test_head_and_learner_have_the_time_to_save_where_spot_nodes_leave_25_seconds():
     made = job(Site(run_claim="treadwheel", spot={}, grace_s=25), path=GPU)
     found = [

@@ -1,13 +1,32 @@
 """Manifests as text: Kubernetes reads it with Go's YAML."""
 
 import pytest
+import yaml
 
 from cluster.contracts.errors import ConfigError
 from deploy.manifests.text import dump, read
 
 
 @pytest.mark.parametrize(
-    "text", ["1e5", "12e03", "1.5e3", "0o17", "0x1f", "1_000", "y", "N", "yes", "null", "2026-01-01"]
+    "text",
+    [
+        "1e5",
+        "12e03",
+        "1.5e3",
+        "0o17",
+        "0x1f",
+        "1_000",
+        "0B1",
+        "0XAB",
+        "0O17",
+        "1e1_0",
+        "0_x1F",
+        "y",
+        "N",
+        "yes",
+        "null",
+        "2026-01-01",
+    ],
 )
 def test_a_text_that_go_reads_as_another_value_is_quoted(text):
     """A variable of 1e5, or a pool that is called y: the API server takes texts alone."""
@@ -16,6 +35,13 @@ def test_a_text_that_go_reads_as_another_value_is_quoted(text):
 
 def test_other_texts_stand_as_they_are():
     assert dump([{"value": "spot-y1", "file": "a: 1\nb: 2\n"}]) == "value: spot-y1\nfile: |\n  a: 1\n  b: 2\n"
+
+
+def test_a_rare_line_end_stays_in_a_text():
+    assert yaml.safe_load(dump([{"value": "a\x85b", "file": "a\u2028b\nc\n"}])) == {
+        "value": "a\x85b",
+        "file": "a\u2028b\nc\n",
+    }
 
 
 def test_a_key_that_is_given_twice_is_refused_as_the_api_server_refuses_it(tmp_path):
