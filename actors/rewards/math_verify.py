@@ -45,7 +45,7 @@ _SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s
 _SCIENTIFIC = re.compile(r"(\A\$?|boxed\{)\s*([+-]?\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})\s*(?=\}|\$?\Z|\\text)")
 """A number such as `1.6e-19` as a whole answer. The package reads it as 1.6 times Euler's number minus 19."""
 _OTHER_NUMBERS = (
-    "plus|minus|less|basis|dozens|hundreds|thousands|[a-z]{0,9}illions|halves|thirds|quarters|"
+    "plus|minus|less|basis|gross|radians|dozens|hundreds|thousands|[a-z]{0,9}illions|halves|thirds|quarters|"
     "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred|thousand|[a-z]{1,9}illion|[a-z]{1,6}teen|[a-z]{1,6}tie)ths"
 )
 _COUNTED = re.compile(

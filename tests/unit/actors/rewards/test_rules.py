@@ -501,7 +501,7 @@ def test_without_a_box_the_answer_is_between_the_tags(said, answer, reward):
     assert math_verify(prompt="?", completion=completion, columns={"answer": answer}) == reward
 
 
-@pytest.mark.parametrize("tail", ["fifths", "twentieths", "hundred", "dozen", "millions", "squared", "factorial", "divided by two",
+@pytest.mark.parametrize("tail", ["fifths", "twentieths", "gross", "hundred", "dozen", "millions", "squared", "factorial", "divided by two",
                                   "modulo n", "sinh x", "sinx", "root x", "epsilon", "N", "or more", "below zero", "twenty"])  # fmt: skip
 @pytest.mark.parametrize("form", [r"\boxed{%s}", "<answer>%s</answer>"])
 def test_words_that_make_another_number_are_no_unit(tail, form):
@@ -515,6 +515,7 @@ def test_words_that_make_another_number_are_no_unit(tail, form):
         (r"5\text{ thousand}", r"5\text{ K}", 1.0),
         ("12 V", "12 kV", 0.0),
         ("12 volts", "12 kilovolts", 0.0),
+        (r"90^\circ", "90 radians", 0.0),
         ("12 volts", r"12\text{ V}", 1.0),
         (r"5\text{ milliseconds}", "5 seconds", 0.0),
         ("30 miles per hour", "30 kilometers per hour", 0.0),
