@@ -230,9 +230,8 @@ class HttpClient:
                         call.failure = error
                         self._rest(call.url, error.retry_after_s or _REST_S)
                         opens_at = time.monotonic() + (error.retry_after_s or 0.0)
-                        if opens_at >= self._opens_at(
-                            call.url
-                        ):  # a late failure does not end another request's Retry-After
+                        # A late failure does not end the Retry-After of another request.
+                        if opens_at >= self._opens_at(call.url):
                             self._closed[call.url] = opens_at, error
             if not any(map(self._is_healthy, call.urls)):
                 jitter_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))

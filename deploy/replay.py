@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def replay_learned(
     first = 1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0)
     _refuse_missing(run_dir, ledger, first=first)
     _check_ends(config, out)
-    recorded_digest = _published(run_dir, step)
+    recorded_digest = _published(run_dir.read_json_lines(EVENTS), step)
     *_, record = ledger.records()
     name = learned_name(record.trajectories)
     if out is None and recorded_digest is None and run_dir.exists(name):
@@ -205,8 +205,8 @@ def _check_ends(config: RunConfig, out: str | None) -> None:
     verify_model(Path(config.model.path))
 
 
-def _published(run_dir: RunDirectory, version: int) -> str | None:
-    found = [event for event in run_dir.read_json_lines(EVENTS) if _publishes(event, version)]
+def _published(events: Sequence[Mapping[str, Any]], version: int) -> str | None:
+    found = [event for event in events if _publishes(event, version)]
     return found[-1]["digest"] if found else None
 
 
@@ -216,28 +216,30 @@ def _publishes(event: Mapping[str, Any], version: int) -> bool:
 
 
 def _compared(run_dir: RunDirectory, step: int, digest: str, chosen: Mapping[str, str]) -> Replay:
+    events = run_dir.read_json_lines(EVENTS)
     return Replay(
         num_steps=step,
         digest=digest,
-        recorded_digest=_published(run_dir, step),
-        moved=_moved(run_dir),
-        others=_others(run_dir, step, chosen),
+        recorded_digest=_published(events, step),
+        moved=_moved(events),
+        others=_others(run_dir, events, step, chosen),
     )
 
 
-def _moved(run_dir: RunDirectory) -> tuple[str, ...]:
+def _moved(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Settings that a later command of the run changed, and that may change the digest of a step."""
-    launched = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
+    launched = [event for event in events if event["kind"] == "launched"]
     return tuple(sorted({name for event in launched for name in event.get("moved", ())}))
 
 
-def _others(run_dir: RunDirectory, step: int, chosen: Mapping[str, str]) -> tuple[str, ...]:
+def _others(
+    run_dir: RunDirectory, events: Sequence[Mapping[str, Any]], step: int, chosen: Mapping[str, str]
+) -> tuple[str, ...]:
     """As `Replay.others`, of the drivers until `step` was published last. Runs of earlier versions do not name all of it: that is not
     compared."""
     passport: dict[str, Any] = {}
     with contextlib.suppress(StorageError):  # an unreadable passport must not hide the verdict
         passport = run_dir.read_json(PASSPORT)
-    events = run_dir.read_json_lines(EVENTS)
     ends = [place for place, event in enumerate(events) if _publishes(event, step)]
     events = events[: ends[-1]] if ends else events
     used = [

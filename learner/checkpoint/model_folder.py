@@ -161,9 +161,8 @@ def with_missing_fields(written: Mapping[str, Any], base: Mapping[str, Any]) -> 
     """The configuration with the base's fields that it lacks, nested ones too. transformers 5 renames some (`rope_theta` is within
     `rope_parameters`), and software that reads the old names computes with their defaults, without a word."""
     if written.get("model_type") != base.get("model_type"):
-        text = base.get(
-            "text_config"
-        )  # of a model that also takes images, of which the text model alone may be written
+        # Of a model that also takes images, the text model alone may be written.
+        text = base.get("text_config")
         is_text = isinstance(text, dict) and text.get("model_type") == written.get("model_type")
         return with_missing_fields(written, cast(dict[str, Any], text)) if is_text else dict(written)
     lost = {name: value for name, value in base.items() if name not in written and name not in _OF_BASE_ALONE}

@@ -167,39 +167,37 @@ async def test_while_a_server_wants_no_request_none_is_sent_by_any_call():
         assert server.requests == [0]
 
 
-@simulated
-async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
-    """Its answer ended the server's rest: calls then asked themselves thousands of times a second whether it is open."""
-    async with faulty_server(echo, "slow", "retry after an hour") as server, client_of(server.url) as client:
+@contextlib.asynccontextmanager
+async def limited_meanwhile(fault):
+    """A server that has asked for an hour's rest, and an earlier request that ends by `fault` when the server's wait is set."""
+    async with faulty_server(echo, fault, "retry after an hour") as server, client_of(server.url) as client:
         server.wait = asyncio.Event()
         earlier = asyncio.create_task(client.post("", 0))
         while not server.requests:
             await asyncio.sleep(0.01)
         with pytest.raises(UnavailableError, match="HTTP 429"):
             await client.post("", 1)
-        server.wait.set()
-        await earlier
+        yield server, earlier
         with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429"):
             await client.post("", 2)
+        earlier.cancel()
         assert server.requests == [0, 1]
+
+
+@simulated
+async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
+    """Its answer ended the server's rest: calls then asked themselves thousands of times a second whether it is open."""
+    async with limited_meanwhile("slow") as (server, earlier):
+        server.wait.set()
+        await earlier
 
 
 @simulated
 async def test_a_limit_outlasts_the_late_failure_of_an_earlier_request():
     """The failure, which names no time, opened the server again: eight calls asked it within three seconds."""
-    async with faulty_server(echo, "slow 500", "retry after an hour") as server, client_of(server.url) as client:
-        server.wait = asyncio.Event()
-        earlier = asyncio.create_task(client.post("", 0))
-        while not server.requests:
-            await asyncio.sleep(0.01)
-        with pytest.raises(UnavailableError, match="HTTP 429"):
-            await client.post("", 1)
+    async with limited_meanwhile("slow 500") as (server, _):
         server.wait.set()
         await asyncio.sleep(10)
-        with verdict_within(0.3), pytest.raises(UnavailableError, match="HTTP 429"):
-            await client.post("", 2)
-        earlier.cancel()
-        assert server.requests == [0, 1]
 
 
 @simulated

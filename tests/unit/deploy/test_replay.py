@@ -61,7 +61,7 @@ def test_a_difference_names_the_settings_that_the_run_changed_on_its_way(tmp_pat
         directory.claim(resolved_yaml(validated(settings)))
         directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "moved": directory.moved})
         directory.release()
-    assert replaying._moved(directory) == ("learner.num_ranks", "weights.bucket_bytes")
+    assert replaying._moved(directory.read_json_lines(EVENTS)) == ("learner.num_ranks", "weights.bucket_bytes")
     other = Replay(num_steps=2, digest="a", recorded_digest="b", moved=("learner.num_ranks",))
     assert other.verdict.startswith(
         "not equal: the run published b; it changed learner.num_ranks on its way, so steps "
@@ -77,14 +77,15 @@ def test_a_difference_names_what_the_run_was_computed_with_and_the_replay_is_not
         directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "versions": drivers})
         directory.append_json(EVENTS, {"kind": "learner_loaded", "time": 1.0, "processor": f"AVX{step}"})
         directory.append_json(EVENTS, broadcast(step, "d"))
-    others = replaying._others(directory, 2, {"processor": "AVX1"})
+    events = directory.read_json_lines(EVENTS)
+    others = replaying._others(directory, events, 2, {"processor": "AVX1"})
     assert others == (
         "torch 2.12 (now 2.13)",
         "vllm 0.32 (now none)",
         "the processor AMX (now AVX1)",
         "the processor AVX2 (now AVX1)",
     )
-    assert "torch 2.14 (now 2.13)" in replaying._others(directory, 3, {"processor": "AVX1"})
+    assert "torch 2.14 (now 2.13)" in replaying._others(directory, events, 3, {"processor": "AVX1"})
     other = Replay(num_steps=2, digest="a", recorded_digest="b", others=others[:1])
     assert other.verdict == (
         "not equal: the run published b; it was computed with torch 2.12 (now 2.13), which may round differently"
@@ -95,7 +96,8 @@ def test_a_difference_names_what_the_run_was_computed_with_and_the_replay_is_not
 def test_an_earlier_or_unreadable_passport_has_nothing_to_compare(tmp_path, passport):
     (tmp_path / PASSPORT).write_text(passport)
     (tmp_path / EVENTS).write_text('{"kind": "launched", "time": 1.0}\n')
-    assert replaying._others(RunDirectory(str(tmp_path)), 1, {"processor": "AVX512"}) == ()
+    directory = RunDirectory(str(tmp_path))
+    assert replaying._others(directory, directory.read_json_lines(EVENTS), 1, {"processor": "AVX512"}) == ()
 
 
 def broadcast(version: int, digest: str) -> dict[str, Any]:
